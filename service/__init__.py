@@ -1,0 +1,1 @@
+"""The Preread service: HTTP, terminal, use cases, engines and database."""

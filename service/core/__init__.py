@@ -1,0 +1,1 @@
+"""Use cases: documents, jobs, sessions and answers. No HTTP, no SQL statements."""

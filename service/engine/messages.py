@@ -1,0 +1,180 @@
+"""Requests to an engine and the events it sends back; the same structs in one process and over the wire."""
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class DocumentRef(msgspec.Struct, frozen=True):
+    """Names a document's snapshot: the owner is part of every key."""
+
+    owner_id: str
+    document_id: str
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """What an engine is, told once at start. `fingerprint` holds the fields of `cache_store.Fingerprint`."""
+
+    engine: str
+    model_name: str
+    compute_dtype: str
+    kv_type: str
+    fingerprint: dict[str, str]
+    fingerprint_digest: str
+    max_context: int
+    bytes_per_token: int
+    block_tokens: int
+    max_batch: int
+    pid: int
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """Temperature 0 is greedy. `stop` strings are not part of the answer. `seed` makes sampling repeatable."""
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class BuildRequest(msgspec.Struct, frozen=True):
+    """Prefill a document and publish its snapshot. Goes on from the building journal when there is one."""
+
+    request_id: str
+    document: DocumentRef
+    token_ids: list[int]
+
+
+class TurnRef(msgspec.Struct, frozen=True):
+    """An earlier turn of the session: the tokens whose KV it left, and the id its KV is stored under."""
+
+    kv_id: str
+    token_ids: list[int]
+
+
+class AnswerRequest(msgspec.Struct, frozen=True):
+    """Answer one question from a document's snapshot and the session's earlier turns.
+
+    `prompt_ids` are the tokens not computed yet: what the last turn left pending, the question, the header.
+    `token_digest` and `n_document_tokens` must be those of the snapshot, or it is a miss.
+    `kv_id` is the id under which this turn's own KV is persisted ("" persists nothing).
+    """
+
+    request_id: str
+    session_id: str
+    document: DocumentRef
+    token_digest: str
+    n_document_tokens: int
+    turns: list[TurnRef]
+    prompt_ids: list[int]
+    sampling: Sampling
+    kv_id: str = ""
+
+
+class BuildProgress(msgspec.Struct, frozen=True, tag="build_progress"):
+    """Tokens prefilled and durable so far; `stage` is `prefilling` or `persisting`."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class BuildDone(msgspec.Struct, frozen=True, tag="build_done"):
+    """`prefilled_tokens` were computed by this build, `resumed_tokens` came from the journal.
+
+    `already` is true when a valid snapshot was found and nothing was computed.
+    """
+
+    n_tokens: int
+    n_blocks: int
+    nbytes: int
+    prefilled_tokens: int
+    resumed_tokens: int
+    seconds: float
+    already: bool = False
+
+
+class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
+    """Sent when the KV is in place and the question is about to be prefilled.
+
+    `source` is the tier the document came from: `gpu` or `host` when it was resident, `disk`, `none`.
+    `reused_tokens`: tokens whose KV was used without computing it (document and earlier turns).
+    `prefilled_tokens`: tokens computed once for this answer. `miss_reason`: of an earlier turn's KV, or None.
+    """
+
+    source: str
+    restored_tokens: int
+    restore_ms: float
+    reused_tokens: int
+    prefilled_tokens: int
+    queue_ms: float
+    miss_reason: str | None = None
+
+
+class AnswerText(msgspec.Struct, frozen=True, tag="answer_text"):
+    """A piece of the answer: whole characters only, never part of a stop string."""
+
+    text: str
+
+
+class AnswerDone(msgspec.Struct, frozen=True, tag="answer_done"):
+    """The end of an answer that ran.
+
+    `finish_reason`: `stop` (end token or stop string), `length`, `cancelled`.
+    `token_ids` are the tokens this turn added to the session's KV, `pending_ids` those sampled but not computed:
+    the next question must begin with them. `kv_stored` says whether the turn's KV is durable.
+    `engine_prefilled_tokens` is the engine's own counter of tokens that went through prefill for this answer.
+    """
+
+    finish_reason: str
+    token_ids: list[int]
+    pending_ids: list[int]
+    completion_tokens: int
+    ttft_ms: float
+    total_ms: float
+    decode_tokens_per_s: float
+    engine_prefilled_tokens: int
+    kv_stored: bool
+    kv_nbytes: int = 0
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The end of a request that did not succeed.
+
+    `code`: `snapshot_miss` (with `miss_reason`; rebuild and ask again), `cancelled`, `too_long`, `storage`,
+    `busy`, `engine_lost` (the engine process died; retryable), `internal`.
+    """
+
+    code: str
+    detail: str
+    retryable: bool = False
+    miss_reason: str | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Counters and gauges of an engine process. `*_total` only grow during its life."""
+
+    prefilled_tokens_total: int
+    decoded_tokens_total: int
+    steps_total: int
+    document_prefill_tokens_total: int
+    running: int
+    waiting: int
+    resident_documents: int
+    resident_nbytes: int
+    document_references: int
+    tail_slots_used: int
+    rss_nbytes: int
+
+
+class ReleaseDone(msgspec.Struct, frozen=True):
+    """What `release` removed from the memory of the device or host."""
+
+    objects: int
+    nbytes: int
+
+
+BuildEvent = BuildProgress | BuildDone | Failed
+AnswerEvent = AnswerStarted | AnswerText | AnswerDone | Failed

@@ -1,0 +1,156 @@
+"""The seams around an engine.
+
+``Runner``        a model on a device: prefill chunks, batched forwards, KV in and out. One thread calls it.
+``EngineClient``  what the use cases call (async): a supervised child process, or the engine in this process.
+
+Between the two stand the scheduler (continuous batching, sampling, text) and the host (snapshots on disk).
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cache_store.fingerprint import Fingerprint
+from cache_store.layout import KVLayout
+from service.engine.messages import (
+    AnswerEvent,
+    AnswerRequest,
+    BuildEvent,
+    BuildRequest,
+    DocumentRef,
+    EngineInfo,
+    EngineStats,
+    ReleaseDone,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerLimits:
+    """`chunk_tokens`: document prefill runs at fixed boundaries of this many tokens, a multiple of the block size.
+    `n_slots`: sequences that can hold a private tail at once. `tail_tokens`: room of one tail."""
+
+    max_context: int
+    chunk_tokens: int
+    n_slots: int
+    tail_tokens: int
+    vocab_size: int
+
+
+class Resident(Protocol):
+    """A document's KV on the device, shared read-only by every sequence once it is complete."""
+
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows one sequence adds to a forward: `tokens` at consecutive positions after its cached ones.
+
+    With `refeed` the first token is the document's last one: its query is computed for its logits, its KV is not
+    stored a second time. `logits_from`: index of the first row whose logits are wanted (often the last).
+    """
+
+    slot: int
+    document: Any
+    tokens: Sequence[int]
+    refeed: bool = False
+    logits_from: int = 0
+
+
+class Runner(Protocol):
+    """A model with its weights on a device. Not thread-safe: the scheduler's thread is its only caller.
+
+    Encoded blocks are the bytes of `cache_store.layout` records: one bytes-like object per layer.
+    """
+
+    fingerprint: Fingerprint
+    layout: KVLayout
+    limits: RunnerLimits
+    name: str
+    compute_dtype: str
+
+    def new_document(self, n_tokens: int) -> Any:
+        """Allocate room for a document of `n_tokens` tokens; it starts empty."""
+        ...
+
+    def prefill_chunk(
+        self, document: Any, tokens: Sequence[int], between_layers: Callable[[], None] | None = None
+    ) -> list[list[memoryview]]:
+        """Compute the next chunk of a document, store it as its decoded form, return its encoded blocks
+        (``blocks[i][layer]``). `between_layers` is called after each layer, so that other work can slip in;
+        it may raise to cancel, and the document then stays as it was before the chunk."""
+        ...
+
+    def load_blocks(self, document: Any, layer: int, first_token: int, records: memoryview, n_tokens: int) -> None:
+        """Decode consecutive records of one layer (whole blocks, the last may be partial) into a document."""
+        ...
+
+    def finish_load(self, document: Any, n_tokens: int) -> None:
+        """Declare the first `n_tokens` tokens of a document present in every layer."""
+        ...
+
+    def free_document(self, document: Any) -> None: ...
+
+    def new_tail(self) -> int:
+        """Reserve a slot for a sequence's private tail. Raises RuntimeError when none is free."""
+        ...
+
+    def free_tail(self, slot: int) -> None: ...
+
+    def tail_length(self, slot: int) -> int: ...
+
+    def truncate_tail(self, slot: int, n_tokens: int) -> None: ...
+
+    def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
+        """Encode tokens [first, last) of a tail as blocks of at most `block_tokens` counted from `first`, and
+        replace them in place by their decoded form, so that going on equals resuming from the stored bytes."""
+        ...
+
+    def import_tail(self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int) -> None:
+        """Append stored tokens (as `export_tail` gave them) to a tail."""
+        ...
+
+    def forward(self, batch: Sequence[Rows]) -> list[Any]:
+        """One step for several sequences. Gives per sequence a float32 CPU tensor
+        ``[len(tokens) - logits_from, vocab]``."""
+        ...
+
+
+class EngineClient(Protocol):
+    """An engine as the use cases see it. Every iterator ends after one `*Done` or `Failed` event, which is
+    also how errors come: these calls do not raise for engine faults. Closing an iterator cancels its request."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def build(self, request: BuildRequest) -> AsyncIterator[BuildEvent]: ...
+
+    def answer(self, request: AnswerRequest) -> AsyncIterator[AnswerEvent]: ...
+
+    async def cancel(self, request_id: str) -> None:
+        """Stop a build or an answer at its next step; its iterator ends with `cancelled`. Unknown ids are ignored."""
+        ...
+
+    async def release(self, document: DocumentRef) -> ReleaseDone:
+        """Drop a document from memory, its running answers and builds included (deletion)."""
+        ...
+
+    async def release_session(self, session_id: str) -> None: ...
+
+    async def stats(self) -> EngineStats: ...
+
+    async def check(self) -> float:
+        """Decode one token without a document; the milliseconds it took. Raises EngineLost when it cannot."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class EngineLost(Exception):
+    """The engine process is not there, or did not answer in time."""
