@@ -1,0 +1,129 @@
+"""Tables. Text of documents, questions and answers lives here and on disk, never in logs.
+
+All times are UTC seconds since the epoch. Ids are prefixed random strings made by `service.core.ids`.
+"""
+
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {dict: JSON, list: JSON}  # noqa: RUF012 - SQLAlchemy reads this class attribute
+
+
+class DocumentRow(Base):
+    """One uploaded document. `status` only moves forward; `snapshot_state` is apart (REST contract).
+
+    `dedupe_key` = digest of owner, bytes and the settings that change the snapshot: the same upload twice is one row.
+    """
+
+    __tablename__ = "documents"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    owner_id: Mapped[str] = mapped_column(String(64))
+    dedupe_key: Mapped[str] = mapped_column(String(64))
+    title: Mapped[str]
+    filename: Mapped[str]
+    media_type: Mapped[str] = mapped_column(default="")
+    nbytes: Mapped[int]
+    sha256: Mapped[str] = mapped_column(String(64))
+    visibility: Mapped[str] = mapped_column(default="private")
+    retention: Mapped[dict] = mapped_column(default=dict)
+    pinned: Mapped[bool] = mapped_column(default=False)
+    status: Mapped[str] = mapped_column(default="queued")
+    progress_done: Mapped[int] = mapped_column(default=0)
+    progress_total: Mapped[int] = mapped_column(default=0)
+    progress_unit: Mapped[str] = mapped_column(default="pages")
+    progress_eta_s: Mapped[float | None] = mapped_column(default=None)
+    page_count: Mapped[int | None] = mapped_column(default=None)
+    token_count: Mapped[int | None] = mapped_column(default=None)
+    token_ids: Mapped[bytes | None] = mapped_column(LargeBinary, default=None, deferred=True)
+    """Little-endian int32 tokens of the whole snapshot prompt, so that a lost snapshot is rebuilt token for token."""
+    token_digest: Mapped[str | None] = mapped_column(String(64), default=None)
+    template_digest: Mapped[str | None] = mapped_column(String(64), default=None)
+    """Tokenizer and prompt template that made `token_ids`; other ones tokenize again from the pages' text."""
+    warnings: Mapped[list] = mapped_column(default=list)
+    error_code: Mapped[str | None] = mapped_column(default=None)
+    error_detail: Mapped[str | None] = mapped_column(default=None)
+    snapshot_state: Mapped[str] = mapped_column(default="absent")
+    snapshot_fingerprint: Mapped[str | None] = mapped_column(default=None)
+    snapshot_kv_type: Mapped[str | None] = mapped_column(default=None)
+    snapshot_nbytes: Mapped[int | None] = mapped_column(default=None)
+    snapshot_prefilled_tokens: Mapped[int | None] = mapped_column(default=None)
+    snapshot_build_s: Mapped[float | None] = mapped_column(default=None)
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+    expires_at: Mapped[float | None] = mapped_column(default=None)
+
+    __table_args__ = (
+        UniqueConstraint("owner_id", "dedupe_key", name="uq_documents_owner_dedupe"),
+        Index("ix_documents_owner_created", "owner_id", "created_at"),
+        Index("ix_documents_status", "status"),
+    )
+
+
+class PageRow(Base):
+    """The normalized text of one page and its range of the document's token ids."""
+
+    __tablename__ = "pages"
+
+    document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    label: Mapped[str | None] = mapped_column(default=None)
+    text: Mapped[str]
+    token_start: Mapped[int] = mapped_column(default=0)
+    token_end: Mapped[int] = mapped_column(default=0)
+
+
+class SessionRow(Base):
+    """A conversation over one document (a list in the API: more than one comes later)."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    owner_id: Mapped[str] = mapped_column(String(64))
+    document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"))
+    title: Mapped[str] = mapped_column(default="")
+    forked_from: Mapped[str | None] = mapped_column(default=None)
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+
+    __table_args__ = (
+        Index("ix_sessions_owner_created", "owner_id", "created_at"),
+        Index("ix_sessions_document", "document_id"),
+    )
+
+
+class TurnRow(Base):
+    """One question and its answer. `id` is the answer id; `kv_id` names the stored KV (a fork shares it).
+
+    `token_ids` (little-endian int32) are the tokens whose KV the turn left in the session, `pending_ids` those the
+    next question must begin with. `status`: `running`, `done`, `failed`, `cancelled`.
+    """
+
+    __tablename__ = "turns"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"))
+    ordinal: Mapped[int]
+    question: Mapped[str]
+    answer: Mapped[str] = mapped_column(default="")
+    status: Mapped[str] = mapped_column(default="running")
+    finish_reason: Mapped[str | None] = mapped_column(default=None)
+    error_code: Mapped[str | None] = mapped_column(default=None)
+    error_detail: Mapped[str | None] = mapped_column(default=None)
+    kv_id: Mapped[str | None] = mapped_column(default=None)
+    token_ids: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
+    pending_ids: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
+    parameters: Mapped[dict] = mapped_column(default=dict)
+    citations: Mapped[list] = mapped_column(default=list)
+    provenance: Mapped[list] = mapped_column(default=list)
+    usage: Mapped[dict] = mapped_column(default=dict)
+    cache: Mapped[dict] = mapped_column(default=dict)
+    timings: Mapped[dict] = mapped_column(default=dict)
+    created_at: Mapped[float]
+
+    __table_args__ = (
+        UniqueConstraint("session_id", "ordinal", name="uq_turns_session_ordinal"),
+        Index("ix_turns_kv", "kv_id"),
+    )
