@@ -91,14 +91,18 @@ class Pages:
         Each row is one text object, so that a reader of the text gets it as one line.
         """
         self.need(CELL.leading * (len(rows) + 1))
-        widths = [max(stringWidth(cell, "Helvetica-Bold", CELL.size) for cell in column) + 12
-                  for column in zip(*rows, strict=True)]  # fmt: skip
+        fonts = [HEADING.font] + [CELL.font] * (len(rows) - 1)
+        columns = zip(*rows, strict=True)
+        widths = [
+            max(stringWidth(cell, font, CELL.size) for cell, font in zip(column, fonts, strict=True)) + 8
+            for column in columns
+        ]
         self.y -= 10
-        for index, row in enumerate(rows):
+        for font, row in zip(fonts, rows, strict=True):
             self.canvas.line(MARGIN, self.y, MARGIN + sum(widths), self.y)
             self.y -= CELL.leading
             line = self.canvas.beginText()
-            line.setFont(CELL.font if index else "Helvetica-Bold", CELL.size)
+            line.setFont(font, CELL.size)
             for column, cell in enumerate(row):
                 line.setTextOrigin(MARGIN + sum(widths[:column]) + 4, self.y + 6)
                 line.textOut(cell)
