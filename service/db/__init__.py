@@ -1,1 +1,1 @@
-"""SQLAlchemy models, repositories and migrations."""
+"""Tables, migrations and repositories: the only package that knows SQLAlchemy."""

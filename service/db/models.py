@@ -3,7 +3,7 @@
 All times are UTC seconds since the epoch. Ids are prefixed random strings made by `service.core.ids`.
 """
 
-from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -14,7 +14,8 @@ class Base(DeclarativeBase):
 class DocumentRow(Base):
     """One uploaded document. `status` only moves forward; `snapshot_state` is apart (REST contract).
 
-    `dedupe_key` = digest of owner, bytes and the settings that change the snapshot: the same upload twice is one row.
+    `dedupe_key` = digest of the bytes and the settings that change the snapshot: the same upload twice is one row.
+    A failed or cancelled document's is its own id, so that the same bytes can be tried again.
     """
 
     __tablename__ = "documents"
@@ -25,7 +26,7 @@ class DocumentRow(Base):
     title: Mapped[str]
     filename: Mapped[str]
     media_type: Mapped[str] = mapped_column(default="")
-    nbytes: Mapped[int]
+    nbytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
     visibility: Mapped[str] = mapped_column(default="private")
     retention: Mapped[dict] = mapped_column(default=dict)
@@ -38,7 +39,7 @@ class DocumentRow(Base):
     page_count: Mapped[int | None] = mapped_column(default=None)
     token_count: Mapped[int | None] = mapped_column(default=None)
     token_ids: Mapped[bytes | None] = mapped_column(LargeBinary, default=None, deferred=True)
-    """Little-endian int32 tokens of the whole snapshot prompt, so that a lost snapshot is rebuilt token for token."""
+    """Little-endian int32 tokens of the snapshot prompt, so that a lost snapshot is rebuilt token for token."""
     token_digest: Mapped[str | None] = mapped_column(String(64), default=None)
     template_digest: Mapped[str | None] = mapped_column(String(64), default=None)
     """Tokenizer and prompt template that made `token_ids`; other ones tokenize again from the pages' text."""
@@ -48,7 +49,7 @@ class DocumentRow(Base):
     snapshot_state: Mapped[str] = mapped_column(default="absent")
     snapshot_fingerprint: Mapped[str | None] = mapped_column(default=None)
     snapshot_kv_type: Mapped[str | None] = mapped_column(default=None)
-    snapshot_nbytes: Mapped[int | None] = mapped_column(default=None)
+    snapshot_nbytes: Mapped[int | None] = mapped_column(BigInteger, default=None)
     snapshot_prefilled_tokens: Mapped[int | None] = mapped_column(default=None)
     snapshot_build_s: Mapped[float | None] = mapped_column(default=None)
     created_at: Mapped[float]
@@ -97,8 +98,8 @@ class SessionRow(Base):
 class TurnRow(Base):
     """One question and its answer. `id` is the answer id; `kv_id` names the stored KV (a fork shares it).
 
-    `token_ids` (little-endian int32) are the tokens whose KV the turn left in the session, `pending_ids` those the
-    next question must begin with. `status`: `running`, `done`, `failed`, `cancelled`.
+    `token_ids` (little-endian int32) are the tokens whose KV the turn left in the session, `pending_ids` those
+    the next question must begin with. `status`: `running`, `done`, `failed`, `cancelled`.
     """
 
     __tablename__ = "turns"
@@ -127,3 +128,20 @@ class TurnRow(Base):
         UniqueConstraint("session_id", "ordinal", name="uq_turns_session_ordinal"),
         Index("ix_turns_kv", "kv_id"),
     )
+
+
+class DeletionRow(Base):
+    """A deletion under way: written with the removal of the document's rows, gone when every tier is clean.
+
+    `kv_ids` and `session_ids` name what the removed turns left in the store and in the engine; `removed` is
+    the part of the receipt that is done.
+    """
+
+    __tablename__ = "deletions"
+
+    document_id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    owner_id: Mapped[str] = mapped_column(String(64))
+    kv_ids: Mapped[list] = mapped_column(default=list)
+    session_ids: Mapped[list] = mapped_column(default=list)
+    removed: Mapped[list] = mapped_column(default=list)
+    created_at: Mapped[float]

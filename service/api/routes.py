@@ -1,0 +1,5 @@
+"""Every controller of the API."""
+
+from litestar import Controller
+
+CONTROLLERS: list[type[Controller]] = []

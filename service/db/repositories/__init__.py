@@ -1,0 +1,20 @@
+"""Repositories, and the unit of work that holds one of each over one transaction."""
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from service.db.repositories.deletions import Deletions
+from service.db.repositories.documents import Documents
+from service.db.repositories.pages import Pages
+
+
+class UnitOfWork:
+    """One transaction; made by `Database.reading` and `Database.writing`."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+        self.documents = Documents(session)
+        self.pages = Pages(session)
+        self.deletions = Deletions(session)
+
+
+__all__ = ["Deletions", "Documents", "Pages", "UnitOfWork"]

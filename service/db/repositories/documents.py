@@ -1,0 +1,87 @@
+"""Documents by owner, and the conditional status changes that make the row the truth of a job."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, cast
+
+from sqlalchemy import CursorResult, and_, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from service.db.errors import AlreadyExists
+from service.db.models import DocumentRow
+
+
+class Documents:
+    """Rows of `documents`. Every call that names an owner finds nothing of another one."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def add(self, row: DocumentRow) -> None:
+        """Raises AlreadyExists when the owner has a document with this dedupe key."""
+        self._session.add(row)
+        try:
+            await self._session.flush()
+        except IntegrityError as error:
+            raise AlreadyExists(row.dedupe_key) from error
+
+    async def get(self, document_id: str, owner_id: str | None = None) -> DocumentRow | None:
+        query = select(DocumentRow).where(DocumentRow.id == document_id)
+        if owner_id is not None:
+            query = query.where(DocumentRow.owner_id == owner_id)
+        return await self._session.scalar(query)
+
+    async def by_dedupe_key(self, owner_id: str, dedupe_key: str) -> DocumentRow | None:
+        return await self._session.scalar(
+            select(DocumentRow).where(DocumentRow.owner_id == owner_id, DocumentRow.dedupe_key == dedupe_key)
+        )
+
+    async def page(self, owner_id: str, *, limit: int, after: DocumentRow | None) -> Sequence[DocumentRow]:
+        """Newest first, from just after the row `after`."""
+        query = select(DocumentRow).where(DocumentRow.owner_id == owner_id)
+        if after is not None:
+            same_time = and_(DocumentRow.created_at == after.created_at, DocumentRow.id < after.id)
+            query = query.where(or_(DocumentRow.created_at < after.created_at, same_time))
+        query = query.order_by(DocumentRow.created_at.desc(), DocumentRow.id.desc()).limit(limit)
+        return (await self._session.scalars(query)).all()
+
+    async def with_status(self, statuses: Collection[str]) -> Sequence[DocumentRow]:
+        """Oldest first, of every owner."""
+        query = select(DocumentRow).where(DocumentRow.status.in_(statuses)).order_by(DocumentRow.created_at)
+        return (await self._session.scalars(query)).all()
+
+    async def expired(self, now: float) -> Sequence[DocumentRow]:
+        """Documents whose time is over; a pinned one does not expire."""
+        query = select(DocumentRow).where(DocumentRow.expires_at <= now, DocumentRow.pinned.is_(False))
+        return (await self._session.scalars(query)).all()
+
+    async def change(
+        self, document_id: str, *, only_if: Collection[str] | None = None, **values: Any
+    ) -> bool:
+        """Set columns; with `only_if`, only while the status is one of these. False when none was."""
+        query = update(DocumentRow).where(DocumentRow.id == document_id).values(**values)
+        if only_if is not None:
+            query = query.where(DocumentRow.status.in_(only_if))
+        result = await self._session.execute(query.execution_options(synchronize_session=False))
+        return cast("CursorResult[Any]", result).rowcount == 1
+
+    async def reset_snapshot_states(self, stale: Collection[str]) -> None:
+        """After a restart nothing is being rebuilt: those of ready documents become `absent`."""
+        query = update(DocumentRow).where(
+            DocumentRow.status == "ready", DocumentRow.snapshot_state.in_(stale)
+        )
+        await self._session.execute(query.values(snapshot_state="absent"))
+
+    async def token_ids(self, document_id: str) -> bytes | None:
+        """Little-endian int32 tokens of the snapshot prompt."""
+        return await self._session.scalar(select(DocumentRow.token_ids).where(DocumentRow.id == document_id))
+
+    async def ids(self) -> set[str]:
+        return set((await self._session.scalars(select(DocumentRow.id))).all())
+
+    async def remove(self, document_id: str) -> None:
+        """Remove the row with its pages, sessions and turns."""
+        row = await self.get(document_id)
+        if row is not None:
+            await self._session.delete(row)
+            await self._session.flush()

@@ -1,0 +1,34 @@
+"""Pages of a document: normalized text and token ranges."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from service.db.models import PageRow
+
+
+class Pages:
+    """Rows of `pages`, numbered from 1."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def replace(self, document_id: str, rows: Sequence[PageRow]) -> None:
+        """Put these pages in place of whatever an earlier try stored."""
+        await self._session.execute(delete(PageRow).where(PageRow.document_id == document_id))
+        self._session.add_all(rows)
+        await self._session.flush()
+
+    async def get(self, document_id: str, number: int) -> PageRow | None:
+        return await self._session.get(PageRow, (document_id, number))
+
+    async def all(self, document_id: str) -> Sequence[PageRow]:
+        query = select(PageRow).where(PageRow.document_id == document_id).order_by(PageRow.number)
+        return (await self._session.scalars(query)).all()
+
+    async def text_size(self, document_id: str) -> tuple[int, int]:
+        """Pages, and the characters in them."""
+        query = select(func.count(), func.coalesce(func.sum(func.length(PageRow.text)), 0))
+        count, nchars = (await self._session.execute(query.where(PageRow.document_id == document_id))).one()
+        return count, nchars

@@ -1,0 +1,129 @@
+"""Settings: read once from the environment (`PREREAD_*`) and an optional TOML file, frozen, passed down.
+
+pydantic stays inside this module.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def default_data_dir() -> Path:
+    """`$XDG_DATA_HOME/preread`, else `~/.local/share/preread`."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "preread"
+
+
+class Settings(BaseSettings):
+    """Everything an operator can choose. `PREREAD_CONFIG` names a TOML file; the environment wins over it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PREREAD_", frozen=True, extra="forbid", env_ignore_empty=True
+    )
+
+    data_dir: Path = Field(
+        default_factory=default_data_dir,
+        description="Files, snapshots, models and the database live below it.",
+    )
+    model: str = Field("demo", description="Name of an imported model, or a path to its directory.")
+    engine: Literal["torch", "fake"] = Field(
+        "torch", description="`torch`; or `fake`, no model, to try the API."
+    )
+    compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        "auto", description="Weights and compute of the torch engine."
+    )
+    kv_type: Literal["fp16", "k8v8", "k8v4", "k4v4"] = Field(
+        "k8v4", description="How keys and values are stored."
+    )
+    threads: int = Field(0, ge=0, description="Compute threads of the engine; 0 takes every core.")
+    max_context: int = Field(
+        0, ge=0, description="Tokens of document, turns and answer together; 0 takes the model's own."
+    )
+    max_batch: int = Field(4, ge=1, le=256, description="Answers computed in one forward.")
+    resident_bytes: int = Field(2 * GIB, ge=0, description="Memory for documents' KV kept between questions.")
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8420, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    allow_remote: bool = Field(
+        False, description="Listen on an address others can reach, though there are no API keys yet."
+    )
+    shutdown_grace_s: float = Field(5.0, gt=0, description="Time open requests get to end after SIGTERM.")
+
+    database_url: str = Field("", description="SQLAlchemy URL; empty is SQLite in the data directory.")
+    max_upload_bytes: int = Field(200 * MIB, gt=0, description="Largest accepted file.")
+    max_pages: int = Field(5000, gt=0, description="Most pages of a document.")
+    parse_concurrency: int = Field(1, ge=1, le=16, description="Documents parsed at the same time.")
+    parse_timeout_s: float = Field(900.0, gt=0, description="Longest time one document may be parsed.")
+    parse_memory_bytes: int = Field(2 * GIB, gt=0, description="Memory of the parsing process.")
+    answer_room_tokens: int = Field(
+        768, gt=0, description="Tokens of the context kept free for question and answer."
+    )
+    snapshot_budget_bytes: int = Field(0, ge=0, description="Disk for snapshots; 0 is no limit.")
+    free_floor_bytes: int = Field(512 * MIB, ge=0, description="Free disk that is never used up.")
+    sweep_interval_s: float = Field(60.0, gt=0, description="How often expired documents are removed.")
+
+    queue_limit: int = Field(32, ge=1, description="Answers running and waiting; more get 429.")
+    max_answer_tokens: int = Field(4096, ge=1, description="Largest `max_tokens` of a question.")
+    disconnect_grace_s: float = Field(10.0, ge=0, description="How long an answer goes on without a reader.")
+    sse_heartbeat_s: float = Field(15.0, gt=0, description="A comment is sent on streams this long quiet.")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe message logged."
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="`auto`: console on a terminal, else JSON."
+    )
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @property
+    def files_dir(self) -> Path:
+        """Uploaded originals, one file per document id."""
+        return self.data_dir / "files"
+
+    @property
+    def store_dir(self) -> Path:
+        """Root of the snapshot store."""
+        return self.data_dir / "store"
+
+    @property
+    def models_dir(self) -> Path:
+        """Imported models, one directory per name."""
+        return self.data_dir / "models"
+
+    @property
+    def model_dir(self) -> Path:
+        """The chosen model: a path when `model` looks like one, else its name below `models_dir`."""
+        path = Path(self.model).expanduser()
+        return path.absolute() if path.is_absolute() or "/" in self.model else self.models_dir / self.model
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'preread.sqlite3'}"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        config = os.environ.get("PREREAD_CONFIG")
+        toml = (TomlConfigSettingsSource(settings_cls, Path(config)),) if config else ()
+        return init_settings, env_settings, *toml

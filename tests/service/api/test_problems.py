@@ -1,0 +1,84 @@
+"""Every failure has the same body, with the words an OpenAI client looks for."""
+
+import msgspec
+import pytest
+from litestar import Litestar, get, post
+from litestar.params import JSONBody
+from litestar.testing import AsyncTestClient
+
+from service import errors
+from service.api.problems import on_error, problem_of
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    count: int
+
+
+@post("/body")
+async def takes_body(data: JSONBody[Body]) -> int:
+    return data.count
+
+
+@get("/busy")
+async def busy() -> None:
+    raise errors.Busy("full", retry_after_s=7)
+
+
+@get("/boom")
+async def boom() -> None:
+    raise RuntimeError("secret text")
+
+
+@pytest.fixture
+async def client(anyio_backend):
+    app = Litestar([takes_body, busy, boom], exception_handlers={Exception: on_error}, logging_config=None)
+    async with AsyncTestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (errors.NotFound("x"), 404, "not_found"),
+        (errors.Invalid("x", param="question"), 422, "invalid"),
+        (errors.TooLong("x"), 422, "context_length_exceeded"),
+        (errors.Conflict("x", code="session_busy"), 409, "session_busy"),
+        (errors.Gone("x"), 410, "gone"),
+        (errors.TooLarge("x"), 413, "too_large"),
+        (errors.Unsupported("x"), 415, "unsupported_media_type"),
+        (errors.Busy("x"), 429, "queue_full"),
+        (errors.Unavailable("x"), 503, "engine_unavailable"),
+        (errors.StorageFull("x"), 507, "storage_full"),
+        (errors.ServiceError("x"), 500, "error"),
+    ],
+)
+def test_each_service_error_has_its_status(error, status, code):
+    problem = problem_of(error, "r1")
+    assert (problem.status, problem.error.code, problem.detail) == (status, code, "x")
+    assert problem.type == f"urn:preread:problem:{code}"
+    assert problem.instance == "urn:preread:request:r1"
+    assert problem.error.param == error.param
+
+
+@pytest.mark.anyio
+async def test_unknown_route_method_body_and_fault(client):
+    missing = await client.get("/nowhere")
+    assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
+    wrong = await client.delete("/busy")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert "GET" in wrong.headers["allow"]
+    malformed = await client.post("/body", content=b"{", headers={"content-type": "application/json"})
+    assert (malformed.status_code, malformed.json()["status"]) == (400, 400)
+    unknown = await client.post("/body", json={"count": 1, "colour": 2})
+    assert unknown.status_code in {400, 422}
+    assert "colour" in unknown.json()["detail"]
+    fault = await client.get("/boom")
+    assert fault.status_code == 500
+    assert "secret" not in fault.text
+
+
+@pytest.mark.anyio
+async def test_busy_says_when_to_come_back(client):
+    response = await client.get("/busy")
+    assert (response.status_code, response.headers["retry-after"]) == (429, "7")
+    assert response.json()["error"]["type"] == "server_error"
