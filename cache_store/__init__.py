@@ -1,1 +1,1 @@
-"""Snapshots of a document's KV cache: format, codec, checks and the disk store. Knows no model and no HTTP."""
+"""Snapshots of a document's KV cache: format, codec, checks, disk store. Knows no model and no HTTP."""

@@ -1,10 +1,10 @@
 """Errors of the snapshot store.
 
-    CacheStoreError
-    ├── SnapshotMiss        a snapshot cannot be used, with a MissReason: never an answer, always a re-prefill
-    ├── BudgetExceeded      the disk budget or the free-space floor would be broken; nothing was written
-    ├── BuildLocked         another writer builds this very snapshot
-    └── StorageFailed       the operating system refused a write (disk full, permissions)
+CacheStoreError
+├── SnapshotMiss        a snapshot cannot be used, with a MissReason: never an answer, always a re-prefill
+├── BudgetExceeded      the disk budget or the free-space floor would be broken; nothing was written
+├── BuildLocked         another writer builds this very snapshot
+└── StorageFailed       the operating system refused a write (disk full, permissions)
 """
 
 from enum import StrEnum

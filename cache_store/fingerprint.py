@@ -1,4 +1,4 @@
-"""What must agree before a snapshot's bytes may be attended to: model, KV type, numerics; each compared by itself."""
+"""What must agree before a snapshot is used: model, KV type, numerics; each compared by itself."""
 
 import hashlib
 from dataclasses import asdict, dataclass, fields
@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, fields
 class Fingerprint:
     """Identity of the computation that made a KV cache.
 
-    Each field is a short content digest or version string, never a path, a display name or a size of free memory.
-    Model identity: `weights`, `quantization`, `tokenizer`, `template`, `rope`. KV type: `kv`. Numerics: `engine`,
-    `compute_dtype`, `chunking`.
+    Each field is a short content digest or version string, never a path, a display name or a size of free
+    memory. Model identity: `weights`, `quantization`, `tokenizer`, `template`, `rope`. KV type: `kv`.
+    Numerics: `engine`, `compute_dtype`, `chunking`.
     """
 
     weights: str
@@ -25,7 +25,7 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
-        """16 hex digits over all fields, each tagged by its name; used as a directory name, never as proof."""
+        """16 hex digits over all fields, each tagged by its name; a directory name, never a proof."""
         text = "\x1f".join(f"{key}={value}" for key, value in asdict(self).items())
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -35,5 +35,5 @@ class Fingerprint:
 
 
 def token_digest(token_ids: "bytes") -> str:
-    """Digest of token ids given as little-endian int32 bytes: names an exact token sequence across processes."""
+    """Digest of token ids, given as little-endian int32 bytes: the same in every process."""
     return hashlib.blake2b(token_ids, digest_size=16).hexdigest()

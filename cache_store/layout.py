@@ -1,7 +1,7 @@
 """KV types and the byte layout of a block: the one definition every engine and kernel follows.
 
-One *record* is the KV of one (block, layer): ``k_codes | k_scales | v_codes | v_scales``, each part head-major
-``[n_kv_heads, n_tokens, ...]`` and tightly packed. A KV type of 16 bits has no scales.
+One *record* is the KV of one (block, layer): ``k_codes | k_scales | v_codes | v_scales``, each part
+head-major ``[n_kv_heads, n_tokens, ...]`` and tightly packed. A KV type of 16 bits has no scales.
 """
 
 from dataclasses import dataclass
