@@ -1,5 +1,5 @@
-"""A `Runner` without a model. Its KV bytes chain over the tokens and its logits hash the bytes it holds, so that
-KV which was damaged, swapped, cut or never loaded changes the answer."""
+"""A `Runner` without a model. Its KV bytes chain over the tokens and its logits hash the bytes it holds, so
+that KV which was damaged, swapped, cut or never loaded changes the answer."""
 
 import threading
 import time
@@ -231,11 +231,11 @@ class FakeRunner:
             heads[i] = np.array([chain, token | ((first + i) << 32)], "<u8").view(np.uint8)
         width = -(-self._row // 16)
         tiled = np.tile(heads, (1, width))[:, : self._row]
-        salt = np.arange(16, self._row, dtype=np.uint8)
+        salt = np.arange(16, self._row)
         layers = []
         for layer in range(self.layout.n_layers):
             rows = tiled.copy()
-            rows[:, 16:] ^= salt + np.uint8(31 * layer + 1)
+            rows[:, 16:] ^= ((salt + 31 * layer + 1) % 256).astype(np.uint8)
             rows[:, -1] |= 1
             layers.append(rows)
         return layers

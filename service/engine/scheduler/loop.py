@@ -1,0 +1,258 @@
+"""The engine's thread: the only caller of a runner.
+
+Each turn of the loop does the calls that other threads asked for, one step for all sequences, and one chunk of
+one document. Inside a chunk, after each of its layers, the same happens again but for the chunk, so that streams
+go on while a document is read; at least `prefill_share` of that time stays the document's.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from service.engine.protocol import Runner
+from service.engine.scheduler.batching import Part, compose
+from service.engine.scheduler.chunks import Chunk, ChunkCancelled, ChunkQueue
+from service.engine.scheduler.sequence import Sequence
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CALL_SLICE_S = 0.02
+"""Calls are done for at most this long between two steps, so that a restore does not hold up streams."""
+
+
+class SchedulerClosed(Exception):
+    """The engine's thread has ended; nothing more is computed."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Only grow. `prefilled_tokens` includes those of documents; re-fed rows are in none of them."""
+
+    prefilled_tokens: int = 0
+    decoded_tokens: int = 0
+    steps: int = 0
+    document_prefill_tokens: int = 0
+
+
+class Scheduler:
+    """Runs sequences and document chunks on a runner. All public methods may be called from any thread.
+
+    `prefill_rows`: rows of prompts in one step. `prefill_share`: the part of the time that a document's
+    prefill keeps while sequences run. `max_gap_s`: a step is due in a chunk after this time at the latest.
+    """
+
+    def __init__(
+        self, runner: Runner, *, prefill_rows: int = 256, prefill_share: float = 0.4, max_gap_s: float = 0.15
+    ) -> None:
+        self.counters = Counters()
+        self._runner = runner
+        self._prefill_rows = prefill_rows
+        self._share = prefill_share
+        self._max_gap_s = max_gap_s
+        self._wake = threading.Condition()
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._arriving: deque[Sequence] = deque()
+        self._sequences: list[Sequence] = []
+        self._chunks = ChunkQueue()
+        self._chunk: Chunk | None = None
+        self._step_s = 0.0
+        self._stepped_at = 0.0
+        self._closing = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def n_running(self) -> int:
+        return len(self._sequences) + len(self._arriving)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Do `function(*arguments)` on the engine's thread, in order, between two steps or layers."""
+        done: Future[T] = Future()
+        self._enqueue(lambda: self._calls.append((done, lambda: function(*arguments))))
+        return done
+
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """`call`, and wait for its result. On the engine's own thread it is a plain call."""
+        if threading.current_thread() is self._thread:
+            return function(*arguments)
+        return self.call(function, *arguments).result()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Let a sequence join at the next step. Its slot must be free of other sequences."""
+        self._enqueue(lambda: self._arriving.append(sequence))
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence before its next step, with what it has got."""
+        sequence.cancelled = True
+        with self._wake:
+            self._wake.notify()
+
+    def prefill(
+        self, document: Any, tokens: Seq[int], is_cancelled: Callable[[], bool] = lambda: False
+    ) -> "Future[list[list[memoryview]]]":
+        """Queue the next chunk of a document. Fails with ChunkCancelled, the document unchanged, when
+        `is_cancelled` becomes true."""
+        chunk = Chunk(document, tokens, is_cancelled)
+        self._enqueue(lambda: self._chunks.put(chunk))
+        return chunk.done
+
+    def close(self) -> None:
+        """End the thread after its current step or layer; what is still open fails with SchedulerClosed."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _enqueue(self, put: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closing:
+                raise SchedulerClosed("the engine is closed")
+            put()
+            self._wake.notify()
+
+    def _main(self) -> None:
+        try:
+            while self._wait():
+                self._do_calls()
+                self._step()
+                self._prefill_chunk()
+        finally:
+            self._closing = True
+            self._fail_everything()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._calls or self._arriving or self._sequences or len(self._chunks))
+
+    def _wait(self) -> bool:
+        with self._wake:
+            while not (self._closing or self._has_work):
+                self._wake.wait()
+        return not self._closing
+
+    def _do_calls(self) -> None:
+        until = time.monotonic() + CALL_SLICE_S
+        while self._calls:
+            done, function = self._calls.popleft()
+            if done.set_running_or_notify_cancel():
+                try:
+                    done.set_result(function())
+                except Exception as error:
+                    done.set_exception(error)
+            if self._sequences and time.monotonic() >= until:
+                return
+
+    def _step(self) -> None:
+        while self._arriving:
+            self._sequences.append(self._arriving.popleft())
+        for sequence in [s for s in self._sequences if s.cancelled]:
+            self._finish(sequence, "cancelled")
+        parts = compose(self._sequences, self._prefill_rows)
+        if not parts:
+            return
+        started = time.monotonic()
+        try:
+            logits = self._runner.forward([part.rows for part in parts])
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(parts))
+            for part in parts:
+                self._fail(part.sequence, error)
+            return
+        self.counters.steps += 1
+        for part, rows in zip(parts, logits, strict=True):
+            self._advance(part, rows)
+        self._stepped_at = time.monotonic()
+        self._step_s = self._stepped_at - started
+
+    def _advance(self, part: Part, logits: Any) -> None:
+        sequence = part.sequence
+        try:
+            reason = self._take(sequence, part, logits)
+        except Exception as error:
+            self._fail(sequence, error)
+            return
+        if reason is not None:
+            self._finish(sequence, reason)
+
+    def _take(self, sequence: Sequence, part: Part, logits: Any) -> str | None:
+        """Account for a step of one sequence and sample its next token; the finish reason at its end."""
+        if sequence.n_left:
+            sequence.n_fed += len(part.rows.tokens)
+            self.counters.prefilled_tokens += len(part.rows.tokens) - int(part.rows.refeed)
+            if part.canary and sequence.on_canary is not None:
+                sequence.on_canary(logits[0])
+            if sequence.n_left:
+                return None
+        if sequence.sampler is None:
+            return "prefilled"
+        token_id = sequence.sampler.pick(logits[-1])
+        self.counters.decoded_tokens += 1
+        return sequence.accept(token_id)
+
+    def _prefill_chunk(self) -> None:
+        with self._wake:
+            if not len(self._chunks):
+                return
+            chunk = self._chunk = self._chunks.pop()
+        self._stepped_at = time.monotonic()
+        try:
+            self._check_chunk()
+            blocks = self._runner.prefill_chunk(chunk.document, chunk.tokens, self._between_layers)
+        except Exception as error:
+            if not isinstance(error, ChunkCancelled | SchedulerClosed):
+                log.exception("a document chunk of %d tokens failed", len(chunk.tokens))
+            chunk.done.set_exception(error)
+            return
+        finally:
+            self._chunk = None
+        self.counters.prefilled_tokens += len(chunk.tokens)
+        self.counters.document_prefill_tokens += len(chunk.tokens)
+        chunk.done.set_result(blocks)
+
+    def _between_layers(self) -> None:
+        self._check_chunk()
+        self._do_calls()
+        due = min(self._step_s * self._share / (1 - self._share), self._max_gap_s)
+        if (self._sequences or self._arriving) and time.monotonic() - self._stepped_at >= due:
+            self._step()
+
+    def _check_chunk(self) -> None:
+        if self._closing:
+            raise SchedulerClosed("the engine is closed")
+        if self._chunk is not None and self._chunk.is_cancelled():
+            raise ChunkCancelled("the build was cancelled")
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        self._sequences.remove(sequence)
+        try:
+            sequence.finish(reason)
+        except Exception as error:
+            sequence.done.set_exception(error)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        self._sequences.remove(sequence)
+        sequence.done.set_exception(error)
+
+    def _fail_everything(self) -> None:
+        closed = SchedulerClosed("the engine is closed")
+        with self._wake:
+            for sequence in [*self._arriving, *self._sequences]:
+                sequence.done.set_exception(closed)
+            for done, _ in self._calls:
+                done.set_exception(closed)
+            while len(self._chunks):
+                self._chunks.pop().done.set_exception(closed)
+            self._arriving.clear()
+            self._sequences.clear()
+            self._calls.clear()

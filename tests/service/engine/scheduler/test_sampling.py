@@ -1,0 +1,59 @@
+import math
+
+import pytest
+import torch
+
+from service.engine.messages import Sampling
+from service.engine.scheduler.sampling import NotFinite, Sampler
+
+LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 0.0])
+
+
+def shares(sampling: Sampling, n: int = 4000) -> list[float]:
+    sampler, counts = Sampler(sampling), [0] * len(LOGITS)
+    for _ in range(n):
+        counts[sampler.pick(LOGITS)] += 1
+    return [count / n for count in counts]
+
+
+def test_greedy_takes_the_best():
+    assert Sampler(Sampling()).pick(LOGITS) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_shares_follow_the_softmax(temperature):
+    expected = torch.softmax(LOGITS / temperature, 0).tolist()
+    got = shares(Sampling(temperature=temperature, seed=1))
+    assert all(math.isclose(a, b, abs_tol=0.03) for a, b in zip(got, expected, strict=True))
+
+
+def test_top_k_and_top_p_cut_the_tail_and_keep_the_proportions():
+    pair = torch.softmax(torch.tensor([3.0, 2.0]), 0).tolist()
+    for cut in (Sampling(temperature=1, top_k=2, seed=2), Sampling(temperature=1, top_p=0.7, seed=3)):
+        got = shares(cut)
+        assert got[0] == got[3] == got[4] == 0
+        assert math.isclose(got[1], pair[0], abs_tol=0.03)
+
+
+def test_a_tiny_top_p_keeps_the_best_one():
+    assert shares(Sampling(temperature=5, top_p=1e-9, seed=4), 50)[1] == 1
+
+
+def test_equal_seeds_agree_and_others_do_not():
+    def run(seed):
+        sampler = Sampler(Sampling(temperature=2, seed=seed))
+        return [sampler.pick(LOGITS) for _ in range(40)]
+
+    assert run(5) == run(5)
+    assert run(5) != run(6)
+    assert run(None) != run(None)
+    assert run(2**64 + 5) == run(5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_never_give_a_token(bad, temperature):
+    logits = LOGITS.clone()
+    logits[4] = bad
+    with pytest.raises(NotFinite):
+        Sampler(Sampling(temperature=temperature)).pick(logits)
