@@ -1,0 +1,248 @@
+"""Errors of reading a document. Each says what is wrong with the file and what its owner can do.
+
+    IngestError
+    ├── EmptyDocument           empty_document      no bytes, no pages, or nothing on them
+    ├── UnsupportedType         unsupported_type    not a PDF, Markdown or text file
+    ├── Unreadable
+    │   ├── Encrypted           encrypted           a password is needed
+    │   │   └── WrongPassword   wrong_password      the given one does not open it
+    │   ├── DamagedFile         damaged_file        its structure cannot be recovered
+    │   ├── NoTextLayer         no_text_layer       scanned pages
+    │   └── PoorText            poor_text           its characters cannot be read
+    ├── LimitReached
+    │   ├── TooManyPages        too_many_pages
+    │   ├── TextTooLong         text_too_long
+    │   ├── ContextExceeded     context_exceeded    longer than the model's context, less room for a question
+    │   ├── ParserTimeout       parser_timeout
+    │   └── ParserMemory        parser_memory
+    ├── ParserCrashed           parser_crashed      the parser process died for no reason of ours
+    └── ParseCancelled          parse_cancelled
+
+`code` is stable and `params` holds the numbers of the message, so that an error can cross a process boundary
+(`rebuild`) and a client can read it without parsing English. No message holds text of the document.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+CONVERT_HELP = "Convert it to PDF, Markdown or plain text and upload that."
+
+
+@dataclass(eq=False)
+class IngestError(Exception):
+    """Base of all errors this package raises on purpose; `str()` gives the sentence for the user."""
+
+    code: ClassVar[str] = "ingest_error"
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The constructor's arguments: plain numbers and short strings."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __str__(self) -> str:
+        return "The document could not be read."
+
+
+@dataclass(eq=False)
+class EmptyDocument(IngestError):
+    """There is nothing to ask about; `what` names what is missing ("bytes", "pages", "text")."""
+
+    code: ClassVar[str] = "empty_document"
+    what: str = "text"
+
+    def __str__(self) -> str:
+        return f"The document is empty: it has no {self.what}. Upload a file with text in it."
+
+
+@dataclass(eq=False)
+class UnsupportedType(IngestError):
+    """`looks_like` names the format the content shows, whatever the file is called."""
+
+    code: ClassVar[str] = "unsupported_type"
+    looks_like: str
+
+    def __str__(self) -> str:
+        return (
+            f"The file looks like {self.looks_like}, which this version does not support yet. {CONVERT_HELP}"
+        )
+
+
+class Unreadable(IngestError):
+    """The type is right, but no usable text comes out of the file."""
+
+
+@dataclass(eq=False)
+class Encrypted(Unreadable):
+    """The file does not open without a password, and none was given."""
+
+    code: ClassVar[str] = "encrypted"
+
+    def __str__(self) -> str:
+        return "The PDF is encrypted. Upload it again with its password in the `password` field."
+
+
+@dataclass(eq=False)
+class WrongPassword(Encrypted):
+    """The file does not open with the password given."""
+
+    code: ClassVar[str] = "wrong_password"
+
+    def __str__(self) -> str:
+        return "The PDF is encrypted and the password given does not open it. Check the `password` field."
+
+
+@dataclass(eq=False)
+class DamagedFile(Unreadable):
+    """`reason` is a phrase of ours, never of the file."""
+
+    code: ClassVar[str] = "damaged_file"
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"The file is damaged: {self.reason}. "
+            "Open it in a viewer, save or print it to a new PDF, and upload that."
+        )
+
+
+@dataclass(eq=False)
+class NoTextLayer(Unreadable):
+    """`n_without` of `n_pages` pages show something but have no text."""
+
+    code: ClassVar[str] = "no_text_layer"
+    n_without: int
+    n_pages: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.n_without} of {self.n_pages} pages have no text layer; they are probably scanned images. "
+            "Run text recognition over the PDF first (for example `ocrmypdf`) and upload the result."
+        )
+
+
+@dataclass(eq=False)
+class PoorText(Unreadable):
+    """Too many pages whose characters cannot be mapped to text; `share_percent` counts characters."""
+
+    code: ClassVar[str] = "poor_text"
+    n_poor: int
+    n_pages: int
+    share_percent: float
+
+    def __str__(self) -> str:
+        return (
+            f"The text of {self.n_poor} of {self.n_pages} pages is unreadable: {self.share_percent:g} % "
+            "of it is replacement characters or glyphs without a meaning (usually fonts without a character "
+            "map). Print the document to a new PDF or run text recognition over it (`ocrmypdf --force-ocr`)."
+        )
+
+
+class LimitReached(IngestError):
+    """Nothing is wrong with the file but its size, or what it costs to read."""
+
+
+@dataclass(eq=False)
+class TooManyPages(LimitReached):
+    code: ClassVar[str] = "too_many_pages"
+    n_pages: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"The document has {self.n_pages:,} pages; the limit is {self.limit:,}. "
+            "Split it and upload the parts."
+        )
+
+
+@dataclass(eq=False)
+class TextTooLong(LimitReached):
+    code: ClassVar[str] = "text_too_long"
+    limit_nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"The document's text is longer than the limit of {self.limit_nbytes:,} bytes. "
+            "Split it and upload the parts."
+        )
+
+
+@dataclass(eq=False)
+class ContextExceeded(LimitReached):
+    """`room_tokens` is what a question and its answer are promised beside the document."""
+
+    code: ClassVar[str] = "context_exceeded"
+    document_tokens: int
+    context_tokens: int
+    room_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"The document has {self.document_tokens:,} tokens. The model's context is "
+            f"{self.context_tokens:,} tokens, of which {self.room_tokens:,} are kept for question and "
+            f"answer, so at most {max(0, self.context_tokens - self.room_tokens):,} are left for a document. "
+            "Upload a shorter part, or serve a model with a longer context."
+        )
+
+
+@dataclass(eq=False)
+class ParserTimeout(LimitReached):
+    """`where` says what was being done ("page 7"), `limit` which limit it was ("60 s of wall time")."""
+
+    code: ClassVar[str] = "parser_timeout"
+    where: str
+    limit: str
+
+    def __str__(self) -> str:
+        return (
+            f"Reading {self.where} took longer than {self.limit} and was stopped. "
+            "Print the document to a new PDF, or split it, and upload that."
+        )
+
+
+@dataclass(eq=False)
+class ParserMemory(LimitReached):
+    code: ClassVar[str] = "parser_memory"
+    limit_nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"Reading the document needed more than {self.limit_nbytes // 2**20:,} MiB of memory and was "
+            "stopped. Print the document to a new PDF, or split it, and upload that."
+        )
+
+
+@dataclass(eq=False)
+class ParserCrashed(IngestError):
+    """`how` is an exit status or signal name."""
+
+    code: ClassVar[str] = "parser_crashed"
+    how: str
+
+    def __str__(self) -> str:
+        return (
+            f"The process that reads documents ended unexpectedly ({self.how}). "
+            "Try again; if it repeats, report it."
+        )
+
+
+@dataclass(eq=False)
+class ParseCancelled(IngestError):
+    code: ClassVar[str] = "parse_cancelled"
+
+    def __str__(self) -> str:
+        return "Reading the document was cancelled."
+
+
+def _leaves(base: type[IngestError]) -> dict[str, type[IngestError]]:
+    found = {base.code: base}
+    for child in base.__subclasses__():
+        found |= {code: error for code, error in _leaves(child).items() if code != base.code}
+    return found
+
+
+ERRORS: dict[str, type[IngestError]] = _leaves(IngestError)
+
+
+def rebuild(code: str, params: dict[str, Any]) -> IngestError:
+    """The error another process raised, from its `code` and `params`."""
+    return ERRORS[code](**params)

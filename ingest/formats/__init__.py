@@ -1,0 +1,1 @@
+"""One module per format: bytes of a file to a title and the raw text of its pages."""

@@ -1,0 +1,134 @@
+"""What a file is, from its first bytes: never from its name or the content type a client sent."""
+
+import re
+
+from ingest.encoding import decode, looks_binary
+from ingest.errors import EmptyDocument, UnsupportedType
+from ingest.model import MediaType
+
+SNIFF_NBYTES = 64 * 1024
+"""How much of a file's beginning `sniff` wants to see."""
+
+_PDF_JUNK_NBYTES = 1024
+"""ISO 32000-1, implementation note 13: the header is looked for in this many bytes."""
+
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Microsoft Office document (DOC, XLS or PPT)"),
+    (b"{\\rtf", "a rich text (RTF) document"),
+    (b"%!PS", "a PostScript document"),
+    (b"\x89PNG\r\n\x1a\n", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"II*\0", "a TIFF image"),
+    (b"MM\0*", "a TIFF image"),
+    (b"\0\0\0\x0cjP", "a JPEG 2000 image"),
+    (b"AT&TFORM", "a DjVu document"),
+    (b"\x7fELF", "an executable program"),
+    (b"\xfe\xed\xfa", "an executable program"),
+    (b"\xcf\xfa\xed\xfe", "an executable program"),
+    (b"\xca\xfe\xba\xbe", "an executable program"),
+    (b"\0asm", "a WebAssembly program"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"BZh", "a bzip2 archive"),
+    (b"\xfd7zXZ\0", "an xz archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive"),
+    (b"Rar!\x1a\x07", "a RAR archive"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard archive"),
+    (b"SQLite format 3\0", "an SQLite database"),
+    (b"GGUF", "a GGUF model"),
+    (b"ID3", "an MP3 recording"),
+    (b"OggS", "an Ogg recording"),
+    (b"fLaC", "a FLAC recording"),
+    (b"\x1aE\xdf\xa3", "a Matroska video"),
+)
+_ZIP_CONTENTS: tuple[tuple[bytes, str], ...] = (
+    (b"application/epub+zip", "an EPUB book"),
+    (b"word/", "a Word document (DOCX)"),
+    (b"xl/", "an Excel workbook (XLSX)"),
+    (b"ppt/", "a PowerPoint presentation (PPTX)"),
+    (b"application/vnd.oasis.opendocument", "an OpenDocument file (ODT, ODS or ODP)"),
+)
+_PDF_HEADER = re.compile(rb"%PDF-\d\.\d")
+_PDF_OBJECT = re.compile(rb"\d+\s+\d+\s+obj\b")
+_HTML = re.compile(
+    r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
+)
+_SVG = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!.*?>\s*)*<svg\b", re.I | re.S)
+
+
+def sniff(head: bytes) -> MediaType:
+    """The kind of document whose first `SNIFF_NBYTES` bytes (or all, if fewer) are `head`.
+
+    Raises EmptyDocument for no bytes at all and UnsupportedType for anything but PDF and text.
+    """
+    if not head:
+        raise EmptyDocument("bytes")
+    if _is_pdf(head):
+        return MediaType.PDF
+    if (binary := _binary_kind(head)) is not None:
+        raise UnsupportedType(binary)
+    return _text_kind(head)
+
+
+def _is_pdf(head: bytes) -> bool:
+    """A header at the start; or after junk on a line of its own, with PDF objects behind it."""
+    start = head[:_PDF_JUNK_NBYTES]
+    if start.lstrip(b"\xef\xbb\xbf\0\t\n\f\r ").startswith(b"%PDF-"):
+        return True
+    header = _PDF_HEADER.search(start)
+    if header is None:
+        return False
+    follows_text = (
+        header.start() and start[header.start() - 1] not in b"\n\r" and 32 <= start[header.start() - 1] < 127
+    )
+    return not follows_text and _PDF_OBJECT.search(head, header.end()) is not None
+
+
+def _binary_kind(head: bytes) -> str | None:
+    if head.startswith(b"PK\x03\x04"):
+        return next((name for content, name in _ZIP_CONTENTS if content in head), "a ZIP archive")
+    if head.startswith((b"PK\x05\x06", b"PK\x07\x08")):
+        return "a ZIP archive"
+    if head.startswith(b"MZ") and b"\0" in head[:256]:
+        return "an executable program"
+    if head.startswith(b"RIFF") and head[8:12] in (b"WEBP", b"WAVE", b"AVI "):
+        return {b"WEBP": "a WebP image", b"WAVE": "a WAV recording"}.get(head[8:12], "an AVI video")
+    if head[4:8] == b"ftyp":
+        return (
+            "an HEIC or AVIF image" if head[8:12] in (b"heic", b"heix", b"mif1", b"avif") else "an MP4 video"
+        )
+    return next((name for magic, name in _MAGIC if head.startswith(magic)), None)
+
+
+def _text_kind(head: bytes) -> MediaType:
+    whole = len(head) < SNIFF_NBYTES
+    # The cut may fall inside a character: three bytes less cannot decide anything.
+    decoded = decode(head if whole else head[: head.rfind(b"\n") + 1] or head[:-3])
+    if decoded is None or looks_binary(decoded.text):
+        raise UnsupportedType("binary data")
+    if _HTML.match(decoded.text):
+        raise UnsupportedType("an HTML page")
+    if _SVG.match(decoded.text):
+        raise UnsupportedType("an SVG image")
+    return MediaType.MARKDOWN if looks_like_markdown(decoded.text) else MediaType.TEXT
+
+
+_HEADING = re.compile(r"(?:\A|\n[ \t]*\n)(#{1,6}) +\S[^\n]*(?=\n[ \t]*(?:\n|[-*|>])|\s*\Z)")
+_SETEXT = re.compile(r"(?:\A|\n\n)[^\n#>|-][^\n]{1,80}\n(?:={3,}|-{3,})[ \t]*\n(?=[ \t]*\n)")
+_TABLE_RULE = re.compile(
+    r"\n[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-{2,}:?[ \t]*(?:\|[ \t]*:?-{2,}:?[ \t]*)+\|?[ \t]*(?:\n|\Z)"
+)
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[^`\n]*\n.*?^ {0,3}\1", re.M | re.S)
+_LINK = re.compile(r"\[[^\]\n]+\]\([^)\s]+(?: \"[^\"\n]*\")?\)")
+_STRONG = re.compile(r"(?<!\w)(\*\*|__)(?=\S)[^\n*_]{1,200}?(?<=\S)\1(?!\w)")
+_BULLET = re.compile(r"^ {0,3}[-*+] +\S", re.M)
+
+
+def looks_like_markdown(text: str) -> bool:
+    """Two kinds of Markdown structure, or one nothing else has (a table's rule, headings of two levels)."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    levels = set(_HEADING.findall(text))
+    score = 2 * bool(_TABLE_RULE.search("\n" + text)) + min(2, len(levels))
+    score += bool(_FENCE.search(text)) + bool(_LINK.search(text)) + bool(_STRONG.search(text))
+    score += bool(_SETEXT.search(text)) + (len(_BULLET.findall(text)) >= 2)
+    return score >= 2
