@@ -4,6 +4,7 @@
     ├── NotFound                unknown id, or not yours
     ├── Invalid                 a value that cannot be used; `param` names it
     │   └── TooLong             does not fit the model's context; the numbers are in the detail
+    ├── Malformed               a body that is not what its content type says
     ├── Conflict                the state forbids it now (document not ready, session busy)
     ├── Gone                    the stream or its events are no longer kept
     ├── TooLarge                an upload above the limit
@@ -36,6 +37,10 @@ class Invalid(ServiceError):
 
 class TooLong(Invalid):
     code = "context_length_exceeded"
+
+
+class Malformed(ServiceError):
+    code = "bad_request"
 
 
 class Conflict(ServiceError):

@@ -19,6 +19,7 @@ PROBLEM_JSON = "application/problem+json"
 TYPE_BASE = "urn:preread:problem:"
 
 _STATUS: dict[type[ServiceError], int] = {
+    errors.Malformed: 400,
     errors.NotFound: 404,
     errors.Conflict: 409,
     errors.Gone: 410,

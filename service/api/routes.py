@@ -2,4 +2,8 @@
 
 from litestar import Controller
 
-CONTROLLERS: list[type[Controller]] = []
+from service.api.documents import DocumentController
+from service.api.health import HealthController
+from service.api.metrics import MetricsController
+
+CONTROLLERS: list[type[Controller]] = [DocumentController, HealthController, MetricsController]

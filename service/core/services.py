@@ -1,9 +1,24 @@
 """The use cases, built once at start and handed to the HTTP layer."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from service.core import datadir
+from service.core.adapters import Adapters
+from service.core.artifacts import Artifacts
 from service.core.clock import Clock
+from service.core.deletion import Deletion
+from service.core.documents import DocumentService
+from service.core.expiry import Sweeper
+from service.core.files import Files
+from service.core.health import Readiness
+from service.core.ingestion import Ingestion
+from service.core.jobs import Jobs
+from service.core.progress import ProgressBoard
+from service.core.recovery import recover
+from service.core.snapshots import Snapshots
+from service.core.uploads import Uploads
 from service.db.engine import Database
 from service.engine.protocol import EngineClient
 from service.settings import Settings
@@ -17,4 +32,60 @@ class Services:
     clock: Clock
     db: Database
     engine: EngineClient
+    documents: DocumentService
+    uploads: Uploads
+    snapshots: Snapshots
+    jobs: Jobs
+    deletion: Deletion
+    readiness: Readiness
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
+    """Build the use cases, put right what a crash left, and begin the background work; `stack` ends it."""
+    settings, board = adapters.settings, ProgressBoard()
+    files = Files(
+        settings.files_dir,
+        max_nbytes=settings.max_upload_bytes,
+        check_free=lambda nbytes: datadir.check_free(settings, nbytes),
+    )
+    artifacts = Artifacts(adapters.engine, adapters.store, files)
+    services = _services(adapters, files, artifacts, board)
+    await recover(adapters.db, services.deletion, artifacts, files)
+    stack.push_async_callback(services.snapshots.close)
+    stack.push_async_callback(services.jobs.close)
+    await services.jobs.start()
+    sweeper = Sweeper(services.deletion, settings.sweep_interval_s)
+    stack.push_async_callback(sweeper.close)
+    sweeper.start()
+    return services
+
+
+def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: ProgressBoard) -> Services:
+    db, engine, clock, settings = adapters.db, adapters.engine, adapters.clock, adapters.settings
+    ingestion = Ingestion(
+        db=db,
+        engine=engine,
+        prompts=adapters.prompts,
+        files=files,
+        read=adapters.read,
+        board=board,
+        clock=clock,
+        room_tokens=settings.answer_room_tokens,
+        parsing=asyncio.Semaphore(settings.parse_concurrency),
+    )
+    snapshots = Snapshots(db, engine, adapters.prompts, board, settings.answer_room_tokens)
+    jobs = Jobs(db, ingestion, artifacts, board, clock)
+    deletion = Deletion(db, jobs, snapshots, artifacts, board, clock)
+    return Services(
+        settings=settings,
+        clock=clock,
+        db=db,
+        engine=engine,
+        documents=DocumentService(db, files, jobs, deletion, artifacts, board, clock),
+        uploads=Uploads(db, files, jobs, deletion, clock),
+        snapshots=snapshots,
+        jobs=jobs,
+        deletion=deletion,
+        readiness=Readiness(settings, db, engine, clock),
+    )

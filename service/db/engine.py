@@ -22,7 +22,7 @@ _FULL = ("database or disk is full", "disk i/o error")
 
 
 class Database:
-    """Opens units of work. Rows stay readable after the one that read them, but for their deferred columns."""
+    """Opens units of work. Rows stay readable after it, but for their deferred columns."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -70,9 +70,10 @@ def _storage_errors() -> Iterator[None]:
 def create_engine(url: str) -> AsyncEngine:
     """An async engine; for SQLite with the pragmas above, its file private to the user."""
     if make_url(url).get_backend_name() != "sqlite":
-        return create_async_engine(url, pool_pre_ping=True)
+        return create_async_engine(url, pool_pre_ping=True, hide_parameters=True)
     _private_file(make_url(url).database)
-    engine = create_async_engine(url, pool_size=4, max_overflow=4)
+    # hide_parameters: an error of the database must not carry a document's text into the log.
+    engine = create_async_engine(url, pool_size=4, max_overflow=4, hide_parameters=True)
     event.listen(engine.sync_engine, "connect", _on_connect)
     event.listen(engine.sync_engine, "begin", _on_begin)
     return engine

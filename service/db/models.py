@@ -14,8 +14,8 @@ class Base(DeclarativeBase):
 class DocumentRow(Base):
     """One uploaded document. `status` only moves forward; `snapshot_state` is apart (REST contract).
 
-    `dedupe_key` = digest of the bytes and the settings that change the snapshot: the same upload twice is one row.
-    A failed or cancelled document's is its own id, so that the same bytes can be tried again.
+    `dedupe_key` = digest of the bytes and the settings that change the snapshot: the same upload twice is one
+    row. A failed or cancelled document's is its own id, so that the same bytes can be tried again.
     """
 
     __tablename__ = "documents"
@@ -39,7 +39,7 @@ class DocumentRow(Base):
     page_count: Mapped[int | None] = mapped_column(default=None)
     token_count: Mapped[int | None] = mapped_column(default=None)
     token_ids: Mapped[bytes | None] = mapped_column(LargeBinary, default=None, deferred=True)
-    """Little-endian int32 tokens of the snapshot prompt, so that a lost snapshot is rebuilt token for token."""
+    """Little-endian int32 tokens of the snapshot prompt: a lost snapshot is rebuilt token for token."""
     token_digest: Mapped[str | None] = mapped_column(String(64), default=None)
     template_digest: Mapped[str | None] = mapped_column(String(64), default=None)
     """Tokenizer and prompt template that made `token_ids`; other ones tokenize again from the pages' text."""
@@ -98,8 +98,8 @@ class SessionRow(Base):
 class TurnRow(Base):
     """One question and its answer. `id` is the answer id; `kv_id` names the stored KV (a fork shares it).
 
-    `token_ids` (little-endian int32) are the tokens whose KV the turn left in the session, `pending_ids` those
-    the next question must begin with. `status`: `running`, `done`, `failed`, `cancelled`.
+    `token_ids` (little-endian int32) are the tokens whose KV the turn left in the session, `pending_ids`
+    those the next question must begin with. `status`: `running`, `done`, `failed`, `cancelled`.
     """
 
     __tablename__ = "turns"

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, and_, or_, select, update
+from sqlalchemy import CursorResult, and_, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -85,3 +85,8 @@ class Documents:
         if row is not None:
             await self._session.delete(row)
             await self._session.flush()
+
+    async def counts(self) -> dict[str, int]:
+        """How many there are of each status."""
+        query = select(DocumentRow.status, func.count()).group_by(DocumentRow.status)
+        return dict((await self._session.execute(query)).tuples().all())

@@ -32,3 +32,13 @@ class Pages:
         query = select(func.count(), func.coalesce(func.sum(func.length(PageRow.text)), 0))
         count, nchars = (await self._session.execute(query.where(PageRow.document_id == document_id))).one()
         return count, nchars
+
+    async def set_ranges(self, document_id: str, ranges: Sequence[tuple[int, int, int]]) -> None:
+        """(number, token_start, token_end) of pages tokenized again."""
+        rows = {row.number: row for row in await self.all(document_id)}
+        for number, start, end in ranges:
+            rows[number].token_start, rows[number].token_end = start, end
+        await self._session.flush()
+
+    async def remove(self, document_id: str) -> None:
+        await self._session.execute(delete(PageRow).where(PageRow.document_id == document_id))

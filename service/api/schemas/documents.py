@@ -1,0 +1,159 @@
+"""Bodies of the document calls."""
+
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from service.api.schemas.times import shown, shown_exactly
+from service.core.artifacts import Removed
+from service.core.documents import DocumentChanges, DocumentView
+from service.db.models import DocumentRow, PageRow
+
+T = TypeVar("T")
+
+
+class ProgressBody(msgspec.Struct, frozen=True):
+    """`done` of `total` `unit` of `stage`; `eta_s` is null until a rate is known."""
+
+    stage: str
+    done: int
+    total: int
+    unit: str
+    eta_s: float | None
+
+
+class SnapshotBody(msgspec.Struct, frozen=True):
+    """`state`: `absent`, `building`, `ready`, `rebuilding`. The last two are of its last build."""
+
+    state: str
+    fingerprint: str | None
+    kv_type: str | None
+    nbytes: int | None
+    prefilled_tokens: int | None
+    build_s: float | None
+
+
+class DocumentError(msgspec.Struct, frozen=True):
+    """Why a document failed or was cancelled, and what to do."""
+
+    code: str
+    message: str
+
+
+class DocumentBody(msgspec.Struct, frozen=True):
+    """A document. `warnings` are sentences about pages that cannot be asked about."""
+
+    id: str
+    title: str
+    filename: str
+    media_type: str
+    nbytes: int
+    sha256: str
+    page_count: int | None
+    token_count: int | None
+    status: str
+    progress: ProgressBody
+    snapshot: SnapshotBody
+    retention: dict[str, Any]
+    visibility: str
+    pinned: bool
+    warnings: list[str]
+    created_at: datetime
+    expires_at: datetime | None
+    error: DocumentError | None
+
+
+class DocumentList(msgspec.Struct, frozen=True):
+    """Newest first; `has_more` says whether `after` the last one there are more."""
+
+    data: list[DocumentBody]
+    has_more: bool
+
+
+class DocumentPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What can be changed. `ttl_s` counts from now; null means that the document does not expire."""
+
+    title: str | msgspec.UnsetType = msgspec.UNSET
+    ttl_s: int | msgspec.UnsetType | None = msgspec.UNSET
+    pinned: bool | msgspec.UnsetType = msgspec.UNSET
+    visibility: str | msgspec.UnsetType = msgspec.UNSET
+
+    def changes(self) -> DocumentChanges:
+        return DocumentChanges(
+            title=_given(self.title),
+            pinned=_given(self.pinned),
+            visibility=_given(self.visibility),
+            set_ttl=self.ttl_s is not msgspec.UNSET,
+            ttl_s=_given(self.ttl_s),
+        )
+
+
+def _given(value: T | msgspec.UnsetType) -> T | None:
+    return None if isinstance(value, msgspec.UnsetType) else value
+
+
+class PageBody(msgspec.Struct, frozen=True):
+    """Tokens [token_start, token_end) of the document are those of this page; `label` is its own name."""
+
+    document_id: str
+    number: int
+    label: str | None
+    text: str
+    token_start: int
+    token_end: int
+
+
+class RemovedBody(msgspec.Struct, frozen=True):
+    tier: str
+    objects: int
+    nbytes: int
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a deletion removed, tier by tier."""
+
+    removed: list[RemovedBody]
+
+
+def document_body(view: DocumentView) -> DocumentBody:
+    row, progress = view.row, view.progress
+    return DocumentBody(
+        id=row.id,
+        title=row.title,
+        filename=row.filename,
+        media_type=row.media_type,
+        nbytes=row.nbytes,
+        sha256=row.sha256,
+        page_count=row.page_count,
+        token_count=row.token_count,
+        status=view.status,
+        progress=ProgressBody(progress.stage, progress.done, progress.total, progress.unit, progress.eta_s),
+        snapshot=_snapshot_body(row),
+        retention=row.retention,
+        visibility=row.visibility,
+        pinned=row.pinned,
+        warnings=row.warnings,
+        created_at=shown_exactly(row.created_at),
+        expires_at=shown(row.expires_at),
+        error=DocumentError(row.error_code, row.error_detail or "") if row.error_code else None,
+    )
+
+
+def page_body(row: PageRow) -> PageBody:
+    return PageBody(row.document_id, row.number, row.label, row.text, row.token_start, row.token_end)
+
+
+def receipt(removed: list[Removed]) -> Receipt:
+    return Receipt([RemovedBody(part.tier, part.objects, part.nbytes) for part in removed])
+
+
+def _snapshot_body(row: DocumentRow) -> SnapshotBody:
+    return SnapshotBody(
+        state=row.snapshot_state,
+        fingerprint=row.snapshot_fingerprint,
+        kv_type=row.snapshot_kv_type,
+        nbytes=row.snapshot_nbytes,
+        prefilled_tokens=row.snapshot_prefilled_tokens,
+        build_s=row.snapshot_build_s,
+    )

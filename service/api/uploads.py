@@ -1,0 +1,99 @@
+"""`POST /v1/documents`: the body of the request becomes a file while it arrives."""
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from litestar import Request
+from litestar.exceptions import InternalServerException
+from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
+
+from service.api.multipart import OVERHEAD_NBYTES, Form, boundary_of, read_form
+from service.core.services import Services
+from service.core.uploads import UploadSettings
+from service.db.models import DocumentRow
+from service.errors import Invalid, Malformed, Unsupported
+
+_FIELDS = frozenset({"title", "password", "retention", "ttl_s", "visibility"})
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+
+
+async def receive_document(
+    request: Request[Any, Any, Any], services: Services, owner_id: str
+) -> tuple[DocumentRow, bool]:
+    """The document and whether it is new. Whatever goes wrong, nothing of the body is left behind.
+
+    A body that says it is too large is refused before a byte of it is read.
+    """
+    boundary = boundary_of(_content_type(request))
+    announced = request.content_length
+    if announced is not None:
+        announced = max(0, announced - OVERHEAD_NBYTES)
+    document_id, file = services.uploads.begin(announced)
+    kept = False
+    try:
+        form = await read_form(_body(request), boundary, names=_FIELDS, write=file.write)
+        row, created = await services.uploads.complete(owner_id, document_id, file, _settings(form))
+        kept = created
+        return row, created
+    finally:
+        if not kept:
+            file.discard()
+
+
+def _content_type(request: Request[Any, Any, Any]) -> str:
+    value = request.headers.get("content-type")
+    if not value:
+        raise Unsupported("The request has no content type: send the document as multipart/form-data.")
+    return value
+
+
+async def _body(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in request.stream():
+            yield chunk
+    except InternalServerException:
+        raise Malformed("The client left before the whole body had arrived.") from None
+
+
+def _settings(form: Form) -> UploadSettings:
+    if form.filename is None:
+        raise Invalid("There is no part named `file`: it is the document.", param="file")
+    return UploadSettings(
+        filename=form.filename,
+        title=form.fields.get("title", ""),
+        password=form.fields.get("password") or None,
+        retention=form.fields.get("retention", "").strip() or "full",
+        ttl_s=_integer("ttl_s", form.fields.get("ttl_s", "")),
+        visibility=form.fields.get("visibility", "").strip() or "private",
+    )
+
+
+def _integer(name: str, text: str) -> int | None:
+    text = text.strip()
+    if text and not _INTEGER.fullmatch(text):
+        raise Invalid("It must be a whole number.", param=name)
+    return int(text) if text else None
+
+
+@dataclass
+class UploadOperation(Operation):
+    """Describes the form in the schema, which the handler reads by itself."""
+
+    def __post_init__(self) -> None:
+        text, number = Schema(type=OpenAPIType.STRING), Schema(type=OpenAPIType.INTEGER)
+        form = Schema(
+            type=OpenAPIType.OBJECT,
+            required=["file"],
+            properties={
+                "file": Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY),
+                "title": text,
+                "password": text,
+                "retention": text,
+                "ttl_s": number,
+                "visibility": text,
+            },
+        )
+        self.request_body = RequestBody({"multipart/form-data": OpenAPIMediaType(schema=form)}, required=True)

@@ -1,0 +1,91 @@
+"""Opens what the use cases stand on, from settings; everything can be given instead."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from ingest.limits import ParseLimits
+from ingest.sandbox import parse
+from service.core import datadir
+from service.core.artifacts import SnapshotTier
+from service.core.clock import Clock, SystemClock
+from service.core.ingestion import Read
+from service.core.prompts import Prompts, fake_prompts, load_prompts
+from service.core.snapshot_tier import NoSnapshotFiles
+from service.db.engine import Database
+from service.db.migrations import upgrade
+from service.engine.protocol import EngineClient
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Parts that are not to be made from settings. An engine given here is not closed."""
+
+    engine: EngineClient | None = None
+    prompts: Prompts | None = None
+    store: SnapshotTier | None = None
+    read: Read | None = None
+    clock: Clock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The same for a server, a test and a terminal."""
+
+    settings: Settings
+    clock: Clock
+    db: Database
+    engine: EngineClient
+    prompts: Prompts
+    store: SnapshotTier
+    read: Read
+
+
+async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given) -> Adapters:
+    """Lock the data directory, bring a SQLite database up to date, start the engine; `stack` undoes it.
+
+    Raises Conflict when another server uses the directory, ModelError when there is no such model.
+    """
+    datadir.prepare(settings)
+    stack.enter_context(datadir.lock(settings.data_dir))
+    prompts = given.prompts or _prompts(settings)
+    if settings.sqlalchemy_url.startswith("sqlite"):
+        await upgrade(settings.sqlalchemy_url)
+    db = Database(settings.sqlalchemy_url)
+    stack.push_async_callback(db.close)
+    engine = given.engine
+    if engine is None:
+        engine = await start_engine(settings)
+        stack.push_async_callback(engine.close)
+    return Adapters(
+        settings=settings,
+        clock=given.clock or SystemClock(),
+        db=db,
+        engine=engine,
+        prompts=prompts,
+        store=given.store or NoSnapshotFiles(),
+        read=given.read or parser(settings),
+    )
+
+
+def parser(settings: Settings) -> Read:
+    """The parser process within the limits of the settings."""
+    limits = ParseLimits(
+        max_pages=settings.max_pages,
+        wall_s=settings.parse_timeout_s,
+        cpu_s=int(settings.parse_timeout_s) + 1,
+        memory_nbytes=settings.parse_memory_bytes,
+    )
+    return partial(parse, limits=limits)
+
+
+async def start_engine(settings: Settings) -> EngineClient:
+    """The engine that the settings name."""
+    from service.engine.fake import FakeEngine
+
+    return FakeEngine(max_batch=settings.max_batch)
+
+
+def _prompts(settings: Settings) -> Prompts:
+    return fake_prompts() if settings.engine == "fake" else load_prompts(settings.model_dir)

@@ -1,0 +1,69 @@
+"""Everything a document leaves outside its rows, and how it is removed, tier by tier."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.core.files import Files
+from service.engine.messages import DocumentRef
+from service.engine.protocol import EngineClient, EngineLost
+
+_RELEASE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Of one tier: `file`, `text`, `turns`, `host` (memory), `disk` (snapshots and turns' KV)."""
+
+    tier: str
+    objects: int
+    nbytes: int
+
+    def __add__(self, other: "Removed") -> "Removed":
+        return Removed(self.tier, self.objects + other.objects, self.nbytes + other.nbytes)
+
+
+class SnapshotTier(Protocol):
+    """Stored snapshots as deletion sees them; blocking, safe while they are read."""
+
+    def delete(self, owner_id: str, kind: str, id: str) -> tuple[int, int]:
+        """Remove every copy of a `document`'s or `turn`'s KV, unfinished ones too: objects and bytes."""
+        ...
+
+
+class Artifacts:
+    """Removes a document from the engine's memory, the snapshot store and the files, in this order: what
+    could still write is stopped first."""
+
+    def __init__(self, engine: EngineClient, store: SnapshotTier, files: Files) -> None:
+        self._engine = engine
+        self._store = store
+        self._files = files
+
+    async def remove(
+        self, document: DocumentRef, *, kv_ids: Sequence[str] = (), session_ids: Sequence[str] = ()
+    ) -> list[Removed]:
+        """Remove whatever is there. Doing it again removes nothing and says so."""
+        host = await self._release(document, session_ids)
+        disk = await asyncio.to_thread(self._delete, document, kv_ids)
+        nbytes = await asyncio.to_thread(self._files.remove, document.document_id)
+        return [Removed("file", int(nbytes is not None), nbytes or 0), host, disk]
+
+    async def _release(self, document: DocumentRef, session_ids: Sequence[str]) -> Removed:
+        try:
+            async with asyncio.timeout(_RELEASE_S):
+                released = await self._engine.release(document)
+                for session_id in session_ids:
+                    await self._engine.release_session(session_id)
+        except (EngineLost, TimeoutError):
+            # A lost engine holds no memory, and one that hangs is about to be lost.
+            return Removed("host", 0, 0)
+        return Removed("host", released.objects, released.nbytes)
+
+    def _delete(self, document: DocumentRef, kv_ids: Sequence[str]) -> Removed:
+        removed = Removed("disk", 0, 0)
+        targets = [("document", document.document_id), *(("turn", kv_id) for kv_id in kv_ids)]
+        for kind, id in targets:
+            removed += Removed("disk", *self._store.delete(document.owner_id, kind, id))
+        return removed

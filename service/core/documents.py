@@ -1,0 +1,178 @@
+"""Documents as their owner sees and changes them."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.core import statuses
+from service.core.artifacts import Artifacts, Removed
+from service.core.clock import Clock
+from service.core.deletion import Deletion, expired
+from service.core.files import Files
+from service.core.jobs import Jobs
+from service.core.progress import Progress, ProgressBoard
+from service.core.uploads import check_title, check_ttl, check_visibility
+from service.db.engine import Database
+from service.db.models import DocumentRow, PageRow
+from service.engine.messages import DocumentRef
+from service.errors import Conflict, Invalid, NotFound
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentView:
+    """A row, and how far it is right now: `status` may be ahead of the row's, never behind."""
+
+    row: DocumentRow
+    status: str
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentChanges:
+    """Columns to set. `ttl_s` counts from now; None means never, and is only looked at with `set_ttl`."""
+
+    title: str | None = None
+    pinned: bool | None = None
+    visibility: str | None = None
+    set_ttl: bool = False
+    ttl_s: int | None = None
+
+
+class DocumentService:
+    """Everything but the upload. A document past its time is removed by whoever looks at it first."""
+
+    def __init__(
+        self,
+        db: Database,
+        files: Files,
+        jobs: Jobs,
+        deletion: Deletion,
+        artifacts: Artifacts,
+        board: ProgressBoard,
+        clock: Clock,
+    ) -> None:
+        self._db = db
+        self._files = files
+        self._jobs = jobs
+        self._deletion = deletion
+        self._artifacts = artifacts
+        self._board = board
+        self._clock = clock
+
+    async def get(self, owner_id: str, document_id: str) -> DocumentView:
+        """Raises NotFound, also for a document that is not this owner's."""
+        return self.view(await self._row(owner_id, document_id))
+
+    def view(self, row: DocumentRow) -> DocumentView:
+        progress = self._progress(row)
+        ahead = progress.stage in statuses.ORDER and row.status in statuses.before(progress.stage)
+        return DocumentView(row, progress.stage if ahead else row.status, progress)
+
+    async def page(
+        self, owner_id: str, *, limit: int, after: str | None
+    ) -> tuple[Sequence[DocumentView], bool]:
+        """Newest first, and whether there are more. Raises Invalid for an `after` that is not in the list."""
+        async with self._db.reading() as uow:
+            last = await uow.documents.get(after, owner_id) if after else None
+            if after and last is None:
+                raise Invalid("`after` is not the id of one of your documents.", param="after")
+            rows = await uow.documents.page(owner_id, limit=limit + 1, after=last)
+        views = [self.view(row) for row in rows[:limit] if not expired(row, self._clock.now())]
+        return views, len(rows) > limit
+
+    async def change(self, owner_id: str, document_id: str, changes: DocumentChanges) -> DocumentView:
+        """Raises NotFound, Invalid."""
+        values = self._values(changes)
+        await self._row(owner_id, document_id)
+        async with self._db.writing() as uow:
+            await uow.documents.change(document_id, updated_at=self._clock.now(), **values)
+        return await self.get(owner_id, document_id)
+
+    async def cancel(self, owner_id: str, document_id: str) -> DocumentView:
+        """Stop reading a document, remove what was made of it. Raises NotFound, or Conflict at its end."""
+        await self._row(owner_id, document_id)
+        cancelled = await self._jobs.finish(
+            document_id, statuses.CANCELLED, "cancelled", "Reading this document was cancelled."
+        )
+        if cancelled:
+            await self._jobs.stop(document_id)
+            await self._artifacts.remove(DocumentRef(owner_id, document_id))
+        view = await self.get(owner_id, document_id)
+        if view.row.status != statuses.CANCELLED:
+            raise Conflict(
+                f"The document is {view.row.status} already; delete it to remove it.", code="already_ended"
+            )
+        return view
+
+    async def text_page(self, owner_id: str, document_id: str, number: int) -> PageRow:
+        """Raises NotFound for a page there is not, Conflict while pages are still being read."""
+        row = await self._row(owner_id, document_id)
+        async with self._db.reading() as uow:
+            page = await uow.pages.get(document_id, number)
+        if page is not None:
+            return page
+        if row.page_count is None and row.status in statuses.UNFINISHED:
+            raise Conflict("The document's pages are still being read.", code="document_not_ready")
+        raise NotFound(f"The document has {row.page_count or 0} pages; there is no page {number}.")
+
+    async def original(self, owner_id: str, document_id: str) -> tuple[DocumentRow, Path]:
+        """The row and the path of the uploaded bytes. Raises NotFound."""
+        row = await self._row(owner_id, document_id)
+        path = self._files.path(document_id)
+        if not path.is_file():
+            raise NotFound("The original is not kept of a document that failed or was cancelled.")
+        return row, path
+
+    async def delete(self, owner_id: str, document_id: str) -> list[Removed]:
+        """The receipt, per tier. Raises NotFound."""
+        return await self._deletion.delete(owner_id, document_id)
+
+    async def changes(self, owner_id: str, document_id: str) -> AsyncIterator[DocumentView]:
+        """The document now and after each change, through its end. Raises NotFound once it is removed."""
+        while True:
+            changed = self._board.next_change(document_id)
+            view = await self.get(owner_id, document_id)
+            yield view
+            if view.row.status in statuses.TERMINAL:
+                self._board.wake(document_id)
+                return
+            await changed.wait()
+
+    async def _row(self, owner_id: str, document_id: str) -> DocumentRow:
+        async with self._db.reading() as uow:
+            row = await uow.documents.get(document_id, owner_id)
+        if row is not None and expired(row, self._clock.now()):
+            await self._deletion.delete(owner_id, document_id)
+            row = None
+        if row is None:
+            raise NotFound("There is no such document.")
+        return row
+
+    def _values(self, changes: DocumentChanges) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        if changes.title is not None:
+            check_title(changes.title)
+            if not changes.title.strip():
+                raise Invalid("A title cannot be empty.", param="title")
+            values["title"] = changes.title.strip()
+        if changes.visibility is not None:
+            check_visibility(changes.visibility)
+            values["visibility"] = changes.visibility
+        if changes.pinned is not None:
+            values["pinned"] = changes.pinned
+        if changes.set_ttl:
+            check_ttl(changes.ttl_s)
+            values["expires_at"] = None if changes.ttl_s is None else self._clock.now() + changes.ttl_s
+        return values
+
+    def _progress(self, row: DocumentRow) -> Progress:
+        live = self._board.latest(row.id)
+        if row.status in statuses.UNFINISHED and live is not None:
+            return live
+        if row.status == statuses.READY:
+            n_tokens = row.token_count or 0
+            return Progress(statuses.READY, n_tokens, n_tokens, "tokens", 0.0)
+        return Progress(
+            row.status, row.progress_done, row.progress_total, row.progress_unit, row.progress_eta_s
+        )

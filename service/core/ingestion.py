@@ -1,0 +1,157 @@
+"""The way of one document from its file to its snapshot: parse, tokenize, prefill, persist."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from ingest.model import Document
+from service.core import statuses
+from service.core.builds import build_snapshot
+from service.core.clock import Clock
+from service.core.files import Files
+from service.core.progress import Meter, ProgressBoard
+from service.core.prompts import Prompts
+from service.core.snapshots import snapshot_columns, token_columns
+from service.core.tokens import SnapshotTokens, require_room, stored_document, tokenize_document, unpack
+from service.db.engine import Database
+from service.db.models import DocumentRow, PageRow
+from service.engine.messages import BuildProgress, DocumentRef
+from service.engine.protocol import EngineClient
+from service.errors import NotFound
+
+_log = structlog.get_logger("preread.ingestion")
+
+
+class Read(Protocol):
+    """Reads the file at `path` into pages (`ingest.sandbox.parse` within its limits); raises IngestError."""
+
+    async def __call__(
+        self, path: Path, *, password: str | None, on_progress: Callable[[int, int], None]
+    ) -> Document: ...
+
+
+@dataclass(slots=True)
+class Ingestion:
+    """Takes up a document wherever its row says it is. `parsing` bounds how many are parsed at once; one
+    is built at a time, because two would only share the engine. `room_tokens` stay free for question and
+    answer.
+    """
+
+    db: Database
+    engine: EngineClient
+    prompts: Prompts
+    files: Files
+    read: Read
+    board: ProgressBoard
+    clock: Clock
+    room_tokens: int
+    parsing: asyncio.Semaphore
+    building: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+    async def run(self, document_id: str, take_password: Callable[[], str | None]) -> None:
+        """Bring a document to `ready`. The password is asked for when parsing begins, and not kept.
+
+        Raises ServiceError or IngestError with what the document's owner must know.
+        """
+        row = await self._row(document_id)
+        if row.status in {statuses.QUEUED, statuses.PARSING}:
+            async with self.parsing:
+                token_ids = await self._parse(row, take_password())
+        else:
+            token_ids = await self._stored_tokens(row)
+        async with self.building:
+            await self._build(row, token_ids)
+        _log.info("document ready", document_id=document_id, tokens=len(token_ids))
+
+    async def _row(self, document_id: str) -> DocumentRow:
+        async with self.db.reading() as uow:
+            row = await uow.documents.get(document_id)
+        if row is None:
+            raise NotFound("The document was removed.")
+        return row
+
+    async def _parse(self, row: DocumentRow, password: str | None) -> list[int]:
+        await self._move(row.id, statuses.PARSING)
+        meter = Meter(self.clock, statuses.PARSING, "pages")
+
+        def report(done: int, total: int) -> None:
+            self.board.publish(row.id, meter.at(done, total))
+
+        document = await self.read(self.files.path(row.id), password=password, on_progress=report)
+        return await self._store_text(row.id, document)
+
+    async def _stored_tokens(self, row: DocumentRow) -> list[int]:
+        async with self.db.reading() as uow:
+            packed = await uow.documents.token_ids(row.id)
+            pages = await uow.pages.all(row.id)
+        if packed is not None and row.template_digest == self.prompts.digest:
+            return unpack(packed)
+        return await self._store_text(row.id, stored_document(row, pages))
+
+    async def _store_text(self, document_id: str, document: Document) -> list[int]:
+        tokens = await tokenize_document(document, self.prompts)
+        require_room(len(tokens.ids), max_context=self.engine.info.max_context, room_tokens=self.room_tokens)
+        rows = _page_rows(document_id, document, tokens)
+        async with self.db.writing() as uow:
+            await uow.pages.replace(document_id, rows)
+            moved = await uow.documents.change(
+                document_id,
+                only_if=statuses.UNFINISHED,
+                snapshot_state="building",
+                page_count=len(rows),
+                media_type=str(document.media_type),
+                warnings=list(document.warnings),
+                **token_columns(tokens),
+            )
+            _require(moved)
+        return tokens.ids
+
+    async def _build(self, row: DocumentRow, token_ids: list[int]) -> None:
+        meters = {
+            stage: Meter(self.clock, stage, "tokens") for stage in (statuses.PREFILLING, statuses.PERSISTING)
+        }
+
+        def report(event: BuildProgress) -> None:
+            meter = meters.get(event.stage, meters[statuses.PREFILLING])
+            self.board.publish(row.id, meter.at(event.done, event.total))
+
+        if row.status != statuses.PERSISTING:
+            await self._move(row.id, statuses.PREFILLING)
+        self.board.publish(row.id, meters[statuses.PREFILLING].at(0, len(token_ids)))
+        done = await build_snapshot(self.engine, DocumentRef(row.owner_id, row.id), token_ids, report)
+        await self._move(row.id, statuses.READY, **snapshot_columns(done, self.engine))
+
+    async def _move(self, document_id: str, status: str, **values: Any) -> None:
+        """The claim of a stage: it fails when the document was cancelled or removed meanwhile."""
+        allowed = statuses.UNFINISHED if status == statuses.READY else statuses.before(status)
+        async with self.db.writing() as uow:
+            now = self.clock.now()
+            moved = await uow.documents.change(
+                document_id, only_if=allowed, status=status, updated_at=now, **values
+            )
+            _require(moved)
+        self.board.wake(document_id)
+
+
+def _page_rows(document_id: str, document: Document, tokens: SnapshotTokens) -> list[PageRow]:
+    ranges = {page.number: (page.token_start, page.token_end) for page in tokens.pages}
+    return [
+        PageRow(
+            document_id=document_id,
+            number=page.number,
+            label=page.label,
+            text=page.text,
+            token_start=ranges[page.number][0],
+            token_end=ranges[page.number][1],
+        )
+        for page in document.pages
+    ]
+
+
+def _require(moved: bool) -> None:
+    if not moved:
+        raise NotFound("The document was cancelled or removed.")

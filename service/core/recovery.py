@@ -1,0 +1,29 @@
+"""What start-up puts right before anything else happens: the traces of a process that was killed."""
+
+import structlog
+
+from service.core import statuses
+from service.core.artifacts import Artifacts
+from service.core.deletion import Deletion
+from service.core.files import Files
+from service.db.engine import Database
+from service.engine.messages import DocumentRef
+
+_ENDED_BADLY = frozenset({statuses.FAILED, statuses.CANCELLED})
+_log = structlog.get_logger("preread.recovery")
+
+
+async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files: Files) -> None:
+    """Finish deletions, clean up after failed documents, drop uploads without a row, settle states."""
+    await deletion.finish_all()
+    async with db.reading() as uow:
+        ended = await uow.documents.with_status(_ENDED_BADLY)
+        known = await uow.documents.ids()
+    # When a document fails its file goes last: one that is still there says that the clean-up was cut.
+    for row in ended:
+        if files.path(row.id).exists():
+            await artifacts.remove(DocumentRef(row.owner_id, row.id))
+    if n_swept := files.sweep(known):
+        _log.info("uploads without a document removed", count=n_swept)
+    async with db.writing() as uow:
+        await uow.documents.reset_snapshot_states({"building", "rebuilding"})

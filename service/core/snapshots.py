@@ -1,0 +1,136 @@
+"""Snapshots of documents that are ready: kept in step with the model, rebuilt from stored text when lost."""
+
+import asyncio
+from typing import Any
+
+from service.core import statuses
+from service.core.builds import build_snapshot
+from service.core.progress import ProgressBoard
+from service.core.prompts import Prompts
+from service.core.tokens import SnapshotTokens, require_room, stored_document, tokenize_document, unpack
+from service.db.engine import Database
+from service.db.models import DocumentRow
+from service.engine.messages import BuildDone, DocumentRef
+from service.engine.protocol import EngineClient
+from service.errors import Conflict, NotFound
+
+
+class Snapshots:
+    """`rebuild` runs once per document, however many ask for it."""
+
+    def __init__(
+        self, db: Database, engine: EngineClient, prompts: Prompts, board: ProgressBoard, room_tokens: int
+    ) -> None:
+        self._db = db
+        self._engine = engine
+        self._prompts = prompts
+        self._board = board
+        self._room_tokens = room_tokens
+        self._rebuilds: dict[str, asyncio.Task[None]] = {}
+
+    async def rebuild(self, document_id: str) -> None:
+        """Bring back the snapshot of a ready document; returns when it is usable again.
+
+        Raises NotFound, Conflict (not ready), TooLong (for the model as it is now), StorageFull, Unavailable.
+        """
+        task = self._rebuilds.get(document_id)
+        if task is None:
+            task = asyncio.create_task(self._rebuild(document_id))
+            self._rebuilds[document_id] = task
+            task.add_done_callback(lambda done: self._forget(document_id, done))
+        await asyncio.shield(task)
+
+    async def stop(self, document_id: str) -> None:
+        """End a rebuild that is under way (deletion)."""
+        if task := self._rebuilds.get(document_id):
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def close(self) -> None:
+        for document_id in list(self._rebuilds):
+            await self.stop(document_id)
+
+    async def current(self, row: DocumentRow) -> DocumentRow:
+        """The row with tokens of the prompt as it is now: another tokenizer or template reads the text again.
+
+        Raises TooLong when the document no longer fits the model's context.
+        """
+        if row.template_digest == self._prompts.digest:
+            self._require_room(row.token_count or 0)
+            return row
+        await self._tokenize_again(row)
+        async with self._db.reading() as uow:
+            again = await uow.documents.get(row.id)
+        if again is None:
+            raise NotFound("The document was removed.")
+        return again
+
+    def _forget(self, document_id: str, task: asyncio.Task[None]) -> None:
+        del self._rebuilds[document_id]
+        if not task.cancelled():
+            task.exception()  # told to whoever waited; nobody may have
+
+    async def _rebuild(self, document_id: str) -> None:
+        ref, token_ids = await self._tokens_of(document_id)
+        await self._set_state(document_id, snapshot_state="rebuilding")
+        try:
+            done = await build_snapshot(self._engine, ref, token_ids)
+        except BaseException:
+            await asyncio.shield(self._set_state(document_id, snapshot_state="absent"))
+            raise
+        await self._set_state(document_id, **snapshot_columns(done, self._engine))
+
+    async def _tokens_of(self, document_id: str) -> tuple[DocumentRef, list[int]]:
+        async with self._db.reading() as uow:
+            row = await uow.documents.get(document_id)
+            packed = await uow.documents.token_ids(document_id)
+        if row is None:
+            raise NotFound("There is no such document.")
+        if row.status != statuses.READY:
+            raise Conflict("The document is not ready yet.", code="document_not_ready")
+        ref = DocumentRef(row.owner_id, row.id)
+        if packed is None or row.template_digest != self._prompts.digest:
+            return ref, (await self._tokenize_again(row)).ids
+        self._require_room(row.token_count or 0)
+        return ref, unpack(packed)
+
+    async def _tokenize_again(self, row: DocumentRow) -> SnapshotTokens:
+        async with self._db.reading() as uow:
+            pages = await uow.pages.all(row.id)
+        tokens = await tokenize_document(stored_document(row, pages), self._prompts)
+        self._require_room(len(tokens.ids))
+        async with self._db.writing() as uow:
+            await uow.documents.change(row.id, **token_columns(tokens))
+            await uow.pages.set_ranges(row.id, [(p.number, p.token_start, p.token_end) for p in tokens.pages])
+        return tokens
+
+    def _require_room(self, n_tokens: int) -> None:
+        require_room(n_tokens, max_context=self._engine.info.max_context, room_tokens=self._room_tokens)
+
+    async def _set_state(self, document_id: str, **values: Any) -> None:
+        async with self._db.writing() as uow:
+            await uow.documents.change(document_id, only_if={statuses.READY}, **values)
+        self._board.wake(document_id)
+
+
+def token_columns(tokens: SnapshotTokens) -> dict[str, Any]:
+    """What a document's row says about its tokens."""
+    return {
+        "token_count": len(tokens.ids),
+        "token_ids": tokens.packed,
+        "token_digest": tokens.digest,
+        "template_digest": tokens.template_digest,
+    }
+
+
+def snapshot_columns(done: BuildDone, engine: EngineClient) -> dict[str, Any]:
+    """What a document's row says about a snapshot that was just built."""
+    columns: dict[str, Any] = {
+        "snapshot_state": "ready",
+        "snapshot_fingerprint": engine.info.fingerprint_digest,
+        "snapshot_kv_type": engine.info.kv_type,
+        "snapshot_nbytes": done.nbytes,
+    }
+    if not done.already:
+        columns |= {"snapshot_prefilled_tokens": done.prefilled_tokens, "snapshot_build_s": done.seconds}
+    return columns

@@ -1,0 +1,157 @@
+"""Taking in a file: the same bytes with the same settings are one document, also when they come at once."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from ingest.errors import EmptyDocument, IngestError
+from ingest.sniff import sniff
+from service.core.clock import Clock
+from service.core.deletion import Deletion, expired
+from service.core.files import Files, IncomingFile
+from service.core.ids import new_id
+from service.core.jobs import Jobs
+from service.db.engine import Database
+from service.db.errors import AlreadyExists
+from service.db.models import DocumentRow
+from service.errors import Invalid, Unsupported
+
+MAX_TITLE_CHARS = 300
+MAX_TTL_S = 10 * 366 * 24 * 3600
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadSettings:
+    """What came with a file. `filename` is shown to people and never part of a path."""
+
+    filename: str = ""
+    title: str = ""
+    password: str | None = None
+    retention: str = "full"
+    ttl_s: int | None = None
+    visibility: str = "private"
+
+
+class Uploads:
+    """`begin` an upload, write to the file it gives, then `complete` it; or discard the file."""
+
+    def __init__(self, db: Database, files: Files, jobs: Jobs, deletion: Deletion, clock: Clock) -> None:
+        self._db = db
+        self._files = files
+        self._jobs = jobs
+        self._deletion = deletion
+        self._clock = clock
+
+    def begin(self, announced_nbytes: int | None) -> tuple[str, IncomingFile]:
+        """A new document id and the file for its bytes. Raises TooLarge, StorageFull."""
+        document_id = new_id("doc")
+        return document_id, self._files.begin(document_id, announced_nbytes)
+
+    async def complete(
+        self, owner_id: str, document_id: str, file: IncomingFile, settings: UploadSettings
+    ) -> tuple[DocumentRow, bool]:
+        """The document and whether it is new. Raises Invalid, Unsupported, StorageFull."""
+        check_settings(settings)
+        media_type = _sniff(file.head)
+        await file.finish()
+        row = self._row(owner_id, document_id, file, settings, media_type)
+        while True:
+            existing = await self._existing(row)
+            if existing is not None:
+                file.discard()
+                return existing, False
+            if await self._insert(row, file):
+                self._jobs.submit(row, settings.password)
+                return row, True
+
+    async def _existing(self, row: DocumentRow) -> DocumentRow | None:
+        async with self._db.reading() as uow:
+            existing = await uow.documents.by_dedupe_key(row.owner_id, row.dedupe_key)
+        if existing is not None and expired(existing, self._clock.now()):
+            await self._deletion.delete(existing.owner_id, existing.id)
+            return None
+        return existing
+
+    async def _insert(self, row: DocumentRow, file: IncomingFile) -> bool:
+        """False when the same upload was faster: the unique key decides."""
+        file.keep()
+        try:
+            async with self._db.writing() as uow:
+                await uow.documents.add(row)
+        except AlreadyExists:
+            file.unkeep()
+            return False
+        except BaseException:
+            self._files.remove(row.id)
+            raise
+        return True
+
+    def _row(
+        self, owner_id: str, document_id: str, file: IncomingFile, settings: UploadSettings, media_type: str
+    ) -> DocumentRow:
+        now = self._clock.now()
+        filename = display_name(settings.filename)
+        return DocumentRow(
+            id=document_id,
+            owner_id=owner_id,
+            dedupe_key=dedupe_key(file.sha256, settings.retention),
+            title=settings.title.strip() or filename,
+            filename=filename,
+            media_type=media_type,
+            nbytes=file.nbytes,
+            sha256=file.sha256,
+            visibility=settings.visibility,
+            retention={"preset": settings.retention},
+            created_at=now,
+            updated_at=now,
+            expires_at=None if settings.ttl_s is None else now + settings.ttl_s,
+        )
+
+
+def dedupe_key(sha256: str, retention: str) -> str:
+    """Names bytes and the settings that change their snapshot."""
+    return hashlib.blake2b(f"sha256={sha256}\x1fretention={retention}".encode(), digest_size=16).hexdigest()
+
+
+def display_name(filename: str) -> str:
+    """The last part of a file name without what terminals and pages trip over; never empty."""
+    name = PurePosixPath(filename.replace("\\", "/")).name
+    return _UNPRINTABLE.sub("", name).strip(" .")[-MAX_TITLE_CHARS:] or "document"
+
+
+def check_settings(settings: UploadSettings) -> None:
+    """Raises Invalid with the name of the field."""
+    check_title(settings.title)
+    check_ttl(settings.ttl_s)
+    check_visibility(settings.visibility)
+    if settings.retention != "full":
+        raise Invalid(
+            "`full` is the only retention this version knows: the whole document is kept.",
+            param="retention",
+        )
+
+
+def check_title(title: str) -> None:
+    if len(title) > MAX_TITLE_CHARS or _UNPRINTABLE.search(title):
+        raise Invalid(f"A title has at most {MAX_TITLE_CHARS} printable characters.", param="title")
+
+
+def check_ttl(ttl_s: int | None) -> None:
+    if ttl_s is not None and not 1 <= ttl_s <= MAX_TTL_S:
+        raise Invalid(f"ttl_s is {ttl_s}; it must be from 1 to {MAX_TTL_S} seconds.", param="ttl_s")
+
+
+def check_visibility(visibility: str) -> None:
+    if visibility != "private":
+        raise Invalid("`private` is the only visibility this version knows.", param="visibility")
+
+
+def _sniff(head: bytes) -> str:
+    try:
+        return str(sniff(head))
+    except EmptyDocument as error:
+        raise Invalid(str(error), code=error.code, param="file") from None
+    except IngestError as error:
+        raise Unsupported(str(error), code=error.code, param="file") from None

@@ -1,0 +1,96 @@
+"""`preread serve`: one process with the API, the jobs and a supervised engine."""
+
+import ipaddress
+import socket
+import sys
+from contextlib import suppress
+
+import uvicorn
+
+from service.app import create_app
+from service.core.adapters import Given
+from service.errors import Conflict, Invalid
+from service.logs import configure_logging
+from service.settings import Settings
+
+
+def run(settings: Settings, given: Given | None = None) -> int:
+    """Serve until SIGINT or SIGTERM; the exit status.
+
+    Open streams end with an event that says so; what is open after `shutdown_grace_s` is cut. Raises Invalid
+    for an address that others can reach without `allow_remote`, Conflict when the port is taken.
+    """
+    check_address(settings)
+    configure_logging(settings)
+    listening = _listen(settings)
+    app = create_app(settings, given)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=True,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
+        timeout_keep_alive=30,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    server = _Server(config, app, listening.getsockname()[:2])
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+    return 0 if server.started else 3
+
+
+def check_address(settings: Settings) -> None:
+    """Raises Invalid when `host` is more than this machine and `allow_remote` was not said."""
+    if settings.allow_remote or _is_loopback(settings.host):
+        return
+    raise Invalid(
+        f"There are no API keys yet: whoever reaches {settings.host} could read every document. Listen on "
+        "127.0.0.1, or set PREREAD_ALLOW_REMOTE=true (--allow-remote) when something in front checks who asks.",
+        param="host",
+    )
+
+
+class _Server(uvicorn.Server):
+    """Says where it listens, and tells open streams when it begins to shut down."""
+
+    def __init__(self, config: uvicorn.Config, app, address: tuple[str, int]) -> None:
+        super().__init__(config)
+        self._app = app
+        self._address = address
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            host, port = self._address
+            shown = f"[{host}]" if ":" in host else host
+            print(f"Preread listens on http://{shown}:{port}", file=sys.stderr, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # uvicorn ends the lifespan only after every connection is closed, so streams must be told before.
+        if services := self._app.state.get("services"):
+            services.stopping.set()
+        await super().shutdown(sockets)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        raise Conflict(
+            f"Cannot listen on {settings.host} port {settings.port}: {error.strerror}. "
+            "Choose another one with --port or PREREAD_PORT.",
+            code="address_in_use",
+        ) from None
+    return listening
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
