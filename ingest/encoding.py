@@ -115,10 +115,10 @@ def _legacy(data: bytes) -> Decoded | None:
 
 
 def _accents_stand_alone(sample: bytes) -> bool:
-    """Single accented letters between plain ones, as in every Latin script."""
+    """Few accented letters between plain ones, as in every Latin script."""
     runs = _HIGH_RUN.findall(sample)
     n_high = sum(map(len, runs))
-    return n_high < 0.4 * len(sample) and sum(len(run) for run in runs if len(run) <= 2) >= 0.9 * n_high
+    return n_high < 0.4 * len(sample) and sum(len(run) for run in runs if len(run) <= 3) >= 0.8 * n_high
 
 
 def _asked(sample: bytes, data: bytes, candidates: list[str]) -> Decoded | None:
@@ -143,7 +143,7 @@ _MARKS_INSIDE_WORDS = re.compile("(?<=[a-z])[£¥¢¹³¼¾¿±ªº](?=[a-z])")
 
 def _reads_central_european(western: str) -> bool:
     n_inside = len(_MARKS_INSIDE_WORDS.findall(western))
-    return n_inside > 0.1 * len(_WESTERN_LETTERS.findall(western)) and n_inside >= 3
+    return n_inside > 0.1 * len(_WESTERN_LETTERS.findall(western)) and n_inside >= 2
 
 
 def _is_gb18030(data: bytes) -> bool:

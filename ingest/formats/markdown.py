@@ -35,8 +35,7 @@ def render(source: str) -> tuple[str | None, list[Section]]:
     front = _FRONT_MATTER.match(source)
     body = source[front.end() :] if front else source
     sections = [Section(front.group(1).strip())] if front else []
-    tree = SyntaxTreeNode(_parser().parse(body))
-    sections += [section for node in tree.children if (section := _section(node)).text]
+    sections += _sections(body)
     named = _TITLE.search(front.group(1)) if front else None
     heading = next((section.text.lstrip("# ") for section in sections if section.level), None)
     return (named.group(1) if named else heading), sections
@@ -44,6 +43,18 @@ def render(source: str) -> tuple[str | None, list[Section]]:
 
 def _parser() -> MarkdownIt:
     return MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING}).enable(["table", "strikethrough"])
+
+
+def _sections(body: str) -> list[Section]:
+    """The body's blocks; as it stands when it is nested deeper than anything a person writes."""
+    tokens = _parser().parse(body)
+    # The parser drops what lies below its limit.
+    if any(token.level >= _MAX_NESTING - 1 for token in tokens):
+        return [Section(body)]
+    try:
+        return [section for node in SyntaxTreeNode(tokens).children if (section := _section(node)).text]
+    except RecursionError:
+        return [Section(body)]
 
 
 def _section(node: SyntaxTreeNode) -> Section:
