@@ -1,0 +1,346 @@
+"""Builds one snapshot: blocks go to their final place as they come, publishing adds the manifest and renames.
+
+Publish order: shards, fsync, manifest, fsync, rename, fsync. A document's build keeps a journal, so that
+it goes on after a crash; a turn is written in one go and is not worth one.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from cache_store.area import Area
+from cache_store.disk import read_into, storage_errors
+from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
+from cache_store.fingerprint import Fingerprint, token_digest
+from cache_store.journal import Journal
+from cache_store.keys import EntryName
+from cache_store.layout import KVLayout
+from cache_store.lock import BuildLock
+from cache_store.manifest import (
+    MANIFEST_NAME,
+    Canary,
+    LayoutFields,
+    Manifest,
+    block_table,
+    encode_manifest,
+)
+from cache_store.shards import FORMAT_VERSION, Geometry, Shard, plan_shards
+
+
+@dataclass(frozen=True)
+class BuildSubject:
+    """What is built: the key, everything that must agree later, and the tokens (int32)."""
+
+    name: EntryName
+    fingerprint: Fingerprint
+    layout: KVLayout
+    token_ids: npt.NDArray[np.int32]
+    context_digest: str
+    first_position: int
+
+    def geometry(self) -> Geometry:
+        return plan_shards(self.name, self.layout, len(self.token_ids))
+
+    def line(self) -> bytes:
+        """The journal's first line: a journal with another one is not taken up again."""
+        return msgspec.json.encode(
+            {
+                "format_version": FORMAT_VERSION,
+                "key": self.name.key.text,
+                "fingerprint": asdict(self.fingerprint),
+                "layout": LayoutFields.of(self.layout),
+                "token_digest": token_digest(self.token_ids.tobytes()),
+                "context_digest": self.context_digest,
+                "first_position": self.first_position,
+            }
+        )
+
+    def manifest(
+        self, geometry: Geometry, checksums: bytes, created_at: float, canary: Canary | None
+    ) -> Manifest:
+        key, n_tokens = self.name.key, len(self.token_ids)
+        return Manifest(
+            owner_id=key.owner_id,
+            kind=key.kind,
+            id=key.id,
+            fingerprint=asdict(self.fingerprint),
+            layout=LayoutFields.of(self.layout),
+            n_tokens=n_tokens,
+            token_digest=token_digest(self.token_ids.tobytes()),
+            context_digest=self.context_digest,
+            next_position=self.first_position + n_tokens,
+            blocks=block_table(self.layout, n_tokens, self.first_position),
+            shard_nbytes=[shard.nbytes for shard in geometry.shards],
+            checksums=checksums,
+            created_at=created_at,
+            sections={} if canary is None else {"canary": msgspec.Raw(msgspec.json.encode(canary))},
+        )
+
+
+class SnapshotBuilder:
+    """Writes one snapshot; holds its one-writer lock. Made by `SnapshotStore.begin`.
+
+    A context manager: leaving it without `publish` keeps the journal of a document and removes the rest.
+    """
+
+    def __init__(
+        self, area: Area, subject: BuildSubject, lock: BuildLock, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Take up an earlier build of the very same subject, or begin a new one. Raises BudgetExceeded,
+        StorageFailed; the lock is the caller's until this returns."""
+        self._area = area
+        self._disk = area.disk
+        self._subject = subject
+        self._lock = lock
+        self._clock = clock
+        self._geometry = subject.geometry()
+        self._directory = area.build(subject.name)
+        self._fds: list[int] = []
+        self._checksums: list[npt.NDArray[np.uint64]] = []
+        self._journal: Journal | None = None
+        self._published = False
+        try:
+            with storage_errors("beginning a snapshot"):
+                if not self._taken_up():
+                    self._start()
+        except BaseException:
+            self._close_files()
+            raise
+
+    @property
+    def n_blocks(self) -> int:
+        return self._geometry.n_blocks
+
+    @property
+    def n_blocks_done(self) -> int:
+        """Blocks that are in place; for a document, durable and checked."""
+        return len(self._checksums)
+
+    def block_records(self, block: int) -> list[bytes]:
+        """The records of a block in place, one per layer, checked. Raises SnapshotMiss for damage."""
+        if not 0 <= block < self.n_blocks_done:
+            raise IndexError(f"block {block} of {self.n_blocks_done}")
+        return [self._read_record(shard, block, layer) for shard, layer in self._places(block)]
+
+    def append(self, records: Sequence[bytes | memoryview]) -> None:
+        """Write the next block: one record per layer. Durable on return, for a document.
+
+        Raises ValueError for records that do not fit, StorageFailed when the disk refuses.
+        """
+        block = self.n_blocks_done
+        self._check_records(block, records)
+        geometry = self._geometry
+        with storage_errors("writing a block"):
+            for shard, layer in self._places(block):
+                offset = geometry.record_offset(shard, block, layer)
+                self._disk.write_at(self._fds[shard.index], records[layer], offset)
+            checksums = np.array([geometry.checksum(r, block, i) for i, r in enumerate(records)], np.uint64)
+            if self._journal is not None:
+                for shard in geometry.shards_of(block):
+                    self._disk.sync_data(self._fds[shard.index])
+                self._journal.add(checksums)
+        self._checksums.append(checksums)
+
+    def publish(self, *, canary: Canary | None = None) -> Manifest:
+        """Make the snapshot visible, whole and durable, in place of an earlier one of the same name.
+
+        Raises ValueError when blocks are missing, StorageFailed when the disk refuses; nothing is visible
+        then.
+        """
+        if self.n_blocks_done != self.n_blocks:
+            raise ValueError(f"{self.n_blocks_done} of {self.n_blocks} blocks are there")
+        checksums = np.stack(self._checksums).astype("<u8").tobytes()
+        manifest = self._subject.manifest(self._geometry, checksums, self._clock(), canary)
+        with storage_errors("publishing a snapshot"):
+            for fd in self._fds:
+                self._disk.sync_data(fd)
+            growth = self._write_manifest(encode_manifest(manifest))
+            self._disk.sync_dir(self._directory)
+            self._move_into_place(growth)
+            self._published = True
+            self._area.discard(self._directory)
+            self._drop_journal()
+        self.close()
+        return manifest
+
+    def abort(self) -> None:
+        """Remove everything this build wrote."""
+        self._close_files()
+        with storage_errors("removing a build"):
+            self._drop_journal()
+            self._area.discard(self._directory)
+        self.close()
+
+    def close(self) -> None:
+        """Give back the lock and the files. A journal stays for the next `begin`."""
+        self._close_files()
+        self._lock.release()
+
+    def __enter__(self) -> "SnapshotBuilder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._published and self._journal is None:
+            self.abort()
+        self.close()
+
+    def _places(self, block: int) -> list[tuple[Shard, int]]:
+        """The shard of each layer of a block, in order of the layers."""
+        return [
+            (shard, layer)
+            for shard in self._geometry.shards_of(block)
+            for layer in range(shard.first_layer, shard.first_layer + shard.n_layers)
+        ]
+
+    def _read_record(self, shard: Shard, block: int, layer: int) -> bytes:
+        record = bytearray(self._subject.layout.record_nbytes(self._geometry.block_length(block)))
+        offset = self._geometry.record_offset(shard, block, layer)
+        with storage_errors("reading a block"):
+            read_into(self._fds[shard.index], memoryview(record), offset)
+        if self._geometry.checksum(memoryview(record), block, layer) != int(self._checksums[block][layer]):
+            raise SnapshotMiss(MissReason.CHECKSUM, f"block {block} of layer {layer} of a build is damaged")
+        return bytes(record)
+
+    def _check_records(self, block: int, records: Sequence[bytes | memoryview]) -> None:
+        if block >= self.n_blocks:
+            raise ValueError(f"all {self.n_blocks} blocks are there already")
+        layout = self._subject.layout
+        nbytes = layout.record_nbytes(self._geometry.block_length(block))
+        sizes = [memoryview(record).nbytes for record in records]
+        if sizes != [nbytes] * layout.n_layers:
+            raise ValueError(f"block {block} takes {layout.n_layers} records of {nbytes} bytes")
+
+    def _taken_up(self) -> bool:
+        """Go on from the journal; False when there is none of this subject."""
+        path = self._area.journal(self._subject.name)
+        journal = Journal.load(path, self._subject.line(), self._subject.layout.n_layers, self._disk)
+        if journal is None:
+            return False
+        self._journal = journal
+        if not self._opened():
+            self._close_files()
+            self._journal = None
+            return False
+        self._checksums = list(journal.checksums)
+        for block in range(len(journal.checksums)):
+            try:
+                self.block_records(block)
+            except (SnapshotMiss, StorageFailed):
+                del self._checksums[block:]
+                journal.keep(block)
+                break
+        else:
+            journal.keep(len(journal.checksums))
+        return True
+
+    def _opened(self) -> bool:
+        """Open the shards of an earlier build; False unless each has its length, header and tokens."""
+        for shard in self._geometry.shards:
+            path = self._directory / shard.file_name
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError:
+                return False
+            self._fds.append(fd)
+            preamble = self._preamble(shard)
+            found = bytearray(len(preamble))
+            read_into(fd, memoryview(found), 0)
+            if os.fstat(fd).st_size != shard.nbytes or bytes(found) != preamble:
+                return False
+        return True
+
+    def _start(self) -> None:
+        """Remove what an other build left, reserve the room, lay out the shards."""
+        self._area.discard(self._directory)
+        self._disk.remove(self._area.journal(self._subject.name))
+        needed = self._geometry.nbytes + self._manifest_room
+        while not self._reserved(needed):
+            oldest = next(iter(self._area.quarantined()), None)
+            if oldest is None:
+                raise self._area.ledger.refuse(needed)
+            # A damaged copy must not keep its own replacement from being built.
+            self._disk.remove(oldest.with_suffix(".json"))
+            self._area.discard(oldest)
+        if self._subject.name.key.kind == "document":
+            self._disk.sync_dir(self._directory)
+            path = self._area.journal(self._subject.name)
+            self._journal = Journal.create(path, self._subject.line(), self._disk)
+            self._disk.sync_dir(self._area.building)
+
+    def _reserved(self, needed: int) -> bool:
+        """Under the store's lock: check the budget and put the shards on disk at their full length."""
+        with self._area.guard():
+            if self._area.ledger.shortfall(needed):
+                return False
+            try:
+                self._disk.make_dir(self._directory)
+                for shard in self._geometry.shards:
+                    self._fds.append(self._disk.create(self._directory / shard.file_name, shard.nbytes))
+                    self._disk.write_at(self._fds[-1], self._preamble(shard), 0)
+                os.close(self._disk.create(self._directory / MANIFEST_NAME, self._manifest_room))
+            except BaseException:
+                self._disk.remove(self._directory)
+                raise
+            self._area.ledger.add(needed)
+        return True
+
+    def _preamble(self, shard: Shard) -> bytes:
+        """What stands before the records in a shard."""
+        last = shard.first_token + shard.n_tokens
+        return shard.header + self._subject.token_ids[shard.first_token : last].astype("<i4").tobytes()
+
+    @property
+    def _manifest_room(self) -> int:
+        """Bytes reserved for the manifest: 11 for each checksum in base64, the block table, the rest."""
+        return 8192 + self.n_blocks * (11 * self._subject.layout.n_layers + 40)
+
+    def _write_manifest(self, data: bytes) -> int:
+        """Fill the file reserved for it; the change of its length."""
+        fd = os.open(self._directory / MANIFEST_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            before = os.fstat(fd).st_size
+            self._disk.write_at(fd, data, 0)
+            self._disk.truncate(fd, len(data))
+            self._disk.sync_data(fd)
+        finally:
+            os.close(fd)
+        return len(data) - before
+
+    def _move_into_place(self, growth_nbytes: int) -> None:
+        """Rename the directory to its public name. What stood there ends up under the build's name."""
+        name = self._subject.name
+        target = self._area.published(name)
+        with self._area.guard():
+            self._disk.make_dirs(self._area.snapshots, *name.key.parts)
+            if not os.path.lexists(target):
+                self._disk.rename(self._directory, target)
+            elif not self._disk.exchange(self._directory, target):
+                self._replace_in_two_steps(target)
+            self._disk.sync_dir(target.parent)
+            self._disk.remove(self._area.tombstone(name.key))
+            self._area.ledger.add(growth_nbytes)
+
+    def _replace_in_two_steps(self, target: Path) -> None:
+        aside = self._area.trash / self._directory.name
+        self._disk.remove(aside)
+        self._disk.rename(target, aside)
+        self._disk.rename(self._directory, target)
+        self._disk.rename(aside, self._directory)
+
+    def _drop_journal(self) -> None:
+        if self._journal is not None:
+            self._disk.remove(self._journal.path)
+            self._journal.close()
+            self._journal = None
+
+    def _close_files(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+        while self._fds:
+            os.close(self._fds.pop())

@@ -1,0 +1,243 @@
+"""Reads a snapshot. Nothing is handed out before its checksum passed in this process's own memory."""
+
+import errno
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cache_store.disk import NotPlain, is_transient, open_directory, open_plain, read_into
+from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
+from cache_store.fingerprint import Fingerprint, token_digest
+from cache_store.keys import EntryName
+from cache_store.layout import KVLayout
+from cache_store.manifest import MANIFEST_NAME, Canary, Manifest, check_identity, read_manifest
+from cache_store.shards import TOKEN_NBYTES, Geometry, Shard, plan_shards
+
+Run = tuple[int, int, memoryview, int]
+"""Layer, first token, verified records of consecutive blocks of that layer, number of tokens in them."""
+
+_READ_AHEAD = 3
+_INLINE_NBYTES = 2 << 20
+
+
+class SnapshotReader:
+    """An open snapshot: its files stay readable when it is deleted, replaced or moved meanwhile.
+
+    A context manager. `token_ids` are verified; `layers` and `read_layer` verify each record they read
+    and raise SnapshotMiss at the first that fails. `directory_id` tells this directory from a later one
+    of the same name.
+    """
+
+    manifest: Manifest
+    layout: KVLayout
+    token_ids: npt.NDArray[np.int32]
+
+    def __init__(
+        self,
+        snapshots: Path,
+        name: EntryName,
+        *,
+        fingerprint: Fingerprint | None = None,
+        layout: KVLayout | None = None,
+        token_digest: str | None = None,
+        context_digest: str | None = None,
+        on_damage: Callable[["SnapshotReader", SnapshotMiss], None] | None = None,
+    ) -> None:
+        """Open and check everything but the records. Raises SnapshotMiss, or StorageFailed when this process
+        is out of descriptors or memory (which says nothing about the snapshot)."""
+        self.name = name
+        self.directory_id = (0, 0)
+        self._on_damage = on_damage
+        self._fds: list[int] = []
+        self._running: list[Generator[Run, None, None]] = []
+        try:
+            directory = self._own(_located(snapshots, name))
+            status = os.fstat(directory)
+            self.directory_id = (status.st_dev, status.st_ino)
+            self._read_manifest(directory)
+            check_identity(self.manifest, name, fingerprint, layout, token_digest, context_digest)
+            self._open_shards(directory)
+        except (OSError, SnapshotMiss) as error:
+            try:
+                raise self._damage(error) from None
+            finally:
+                self.close()
+
+    @property
+    def n_tokens(self) -> int:
+        return self.manifest.n_tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        return self.manifest.nbytes
+
+    @property
+    def canary(self) -> Canary | None:
+        return self.manifest.canary
+
+    def layers(self) -> Iterator[Run]:
+        """Every record, shard by shard, layer by layer within a shard, read ahead while the caller works.
+
+        The memory of a run is the caller's for as long as it keeps a reference.
+        """
+        ranges = [
+            (shard, layer)
+            for shard in self._geometry.shards
+            for layer in range(shard.first_layer, shard.first_layer + shard.n_layers)
+        ]
+        runs = self._ahead(ranges) if self.nbytes > _INLINE_NBYTES else (self._run(*r) for r in ranges)
+        self._running.append(runs)
+        return runs
+
+    def read_layer(self, layer: int) -> list[Run]:
+        """All records of one layer, in order of their tokens."""
+        shards = [s for s in self._geometry.shards if s.first_layer <= layer < s.first_layer + s.n_layers]
+        return [self._run(shard, layer) for shard in shards]
+
+    def verify_all(self) -> None:
+        """Read and check every record. Raises SnapshotMiss."""
+        for _ in self.layers():
+            pass
+
+    def close(self) -> None:
+        """Close all files; iterators of `layers` end."""
+        for runs in self._running:
+            runs.close()
+        self._running.clear()
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def __enter__(self) -> "SnapshotReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _own(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    def _read_manifest(self, directory: int) -> None:
+        self.manifest = _manifest_in(directory)
+        self.layout = self.manifest.layout.layout()
+
+    def _open_shards(self, directory: int) -> None:
+        self._geometry: Geometry = plan_shards(self.name, self.layout, self.n_tokens)
+        self._checksums = self.manifest.checksum_table()
+        if [shard.nbytes for shard in self._geometry.shards] != self.manifest.shard_nbytes:
+            raise SnapshotMiss(MissReason.CHECKSUM, "the manifest's shards are not those of its tokens")
+        self._shard_fds: list[int] = []
+        tokens = np.empty(self.n_tokens, "<i4")
+        for shard in self._geometry.shards:
+            fd, nbytes = open_plain(shard.file_name, directory)
+            self._shard_fds.append(self._own(fd))
+            _check_header(fd, shard, nbytes)
+            part = tokens[shard.first_token : shard.first_token + shard.n_tokens]
+            _read_tokens(fd, shard, part)
+        if token_digest(tokens.tobytes()) != self.manifest.token_digest:
+            raise SnapshotMiss(MissReason.CHECKSUM, "the stored tokens do not match their digest")
+        self.token_ids = tokens
+
+    def _ahead(self, ranges: list[tuple[Shard, int]]) -> Generator[Run, None, None]:
+        """Read and verify in a thread, a few ranges in front of the caller."""
+        waiting: deque[Future[Run]] = deque()
+        with ThreadPoolExecutor(1, "snapshot-read") as pool:
+            try:
+                for shard, layer in ranges:
+                    waiting.append(pool.submit(self._run, shard, layer))
+                    if len(waiting) > _READ_AHEAD:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _run(self, shard: Shard, layer: int) -> Run:
+        try:
+            return layer, shard.first_token, self._verified(shard, layer), shard.n_tokens
+        except (OSError, SnapshotMiss) as error:
+            raise self._damage(error) from None
+
+    def _verified(self, shard: Shard, layer: int) -> memoryview:
+        records = np.empty(shard.layer_nbytes, np.uint8).data
+        if read_into(self._shard_fds[shard.index], records, shard.layer_offset(layer)) != len(records):
+            raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} ends within layer {layer}")
+        at = 0
+        for block in range(shard.first_block, shard.first_block + shard.n_blocks):
+            nbytes = self.layout.record_nbytes(self._geometry.block_length(block))
+            found = self._geometry.checksum(records[at : at + nbytes], block, layer)
+            if found != int(self._checksums[block, layer]):
+                raise SnapshotMiss(MissReason.CHECKSUM, f"block {block} of layer {layer} is damaged")
+            at += nbytes
+        return records
+
+    def _damage(self, error: OSError | SnapshotMiss) -> SnapshotMiss:
+        """The miss that an error met while reading amounts to, reported to whoever opened this reader."""
+        miss = error if isinstance(error, SnapshotMiss) else _as_miss(error)
+        if self._on_damage is not None:
+            self._on_damage(self, miss)
+        return miss
+
+
+def read_stored_manifest(snapshots: Path, name: EntryName) -> Manifest:
+    """The manifest of a published snapshot, whose other files are not looked at. Raises SnapshotMiss."""
+    try:
+        directory = _located(snapshots, name)
+        try:
+            return _manifest_in(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise _as_miss(error) from None
+
+
+def _manifest_in(directory: int) -> Manifest:
+    fd, nbytes = open_plain(MANIFEST_NAME, directory)
+    try:
+        return read_manifest(fd, nbytes)
+    finally:
+        os.close(fd)
+
+
+def _located(snapshots: Path, name: EntryName) -> int:
+    try:
+        return open_directory(snapshots, *name.parts)
+    except FileNotFoundError:
+        raise SnapshotMiss(MissReason.ABSENT, "there is no snapshot") from None
+
+
+def _as_miss(error: OSError) -> SnapshotMiss:
+    """What an error says about the snapshot. Raises StorageFailed when it says nothing about it."""
+    if is_transient(error):
+        raise StorageFailed(f"reading a snapshot: {error.strerror}") from error
+    if isinstance(error, FileNotFoundError):
+        return SnapshotMiss(MissReason.TRUNCATED, f"{error.filename} is missing")
+    if isinstance(error, NotPlain) or error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return SnapshotMiss(MissReason.CHECKSUM, f"{error.filename} is not a plain file or directory")
+    return SnapshotMiss(MissReason.CHECKSUM, f"cannot be read: {error.strerror or error}")
+
+
+def _check_header(fd: int, shard: Shard, nbytes: int) -> None:
+    header = bytearray(len(shard.header))
+    n = read_into(fd, memoryview(header), 0)
+    if bytes(header[:n]) != shard.header[:n]:
+        raise SnapshotMiss(MissReason.CHECKSUM, f"{shard.file_name} is not the shard it should be")
+    if nbytes != shard.nbytes:
+        raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} has {nbytes} of {shard.nbytes} bytes")
+
+
+def _read_tokens(fd: int, shard: Shard, part: npt.NDArray[np.int32]) -> None:
+    """Fill `part` with a shard's tokens; where layers are split over shards, all must hold the same."""
+    stored = np.empty_like(part)
+    if read_into(fd, stored.data.cast("B"), shard.tokens_offset) != shard.n_tokens * TOKEN_NBYTES:
+        raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} ends within its tokens")
+    if shard.first_layer and not np.array_equal(stored, part):
+        raise SnapshotMiss(MissReason.CHECKSUM, f"{shard.file_name} holds other tokens than its neighbours")
+    part[:] = stored

@@ -1,0 +1,184 @@
+"""The disk tier: snapshots under one directory, for any number of processes at once."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cache_store import inventory
+from cache_store.area import Area, Removed
+from cache_store.budget import Ledger, free_nbytes
+from cache_store.builder import BuildSubject, SnapshotBuilder
+from cache_store.disk import Disk, names_in, storage_errors
+from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
+from cache_store.fingerprint import Fingerprint
+from cache_store.keys import EntryName, SnapshotKey, flat_key
+from cache_store.layout import KVLayout
+from cache_store.lock import BuildLock
+from cache_store.quarantine import QuarantineNote, set_aside
+from cache_store.reader import SnapshotReader, read_stored_manifest
+from cache_store.sweep import SweepReport, sweep
+
+
+class SnapshotStore:
+    """Builds, opens, checks and removes snapshots below `root`.
+
+    `budget_nbytes` bounds the bytes of all snapshots, builds and quarantined copies (None: no bound);
+    `free_floor_nbytes` of the file system stay free. Both are enforced before anything is written.
+    `disk`, `free` and `clock` are for tests. Raises StorageFailed when the directories cannot be made.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        budget_nbytes: int | None = None,
+        free_floor_nbytes: int = 0,
+        disk: Disk | None = None,
+        free: Callable[[Path], int] = free_nbytes,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        ledger = Ledger(root, budget_nbytes, free_floor_nbytes, free)
+        self._area = Area(root, disk or Disk(), ledger)
+        self._clock = clock
+        with storage_errors("preparing the snapshot store"):
+            self._area.prepare()
+
+    def open(
+        self,
+        key: SnapshotKey,
+        fingerprint: Fingerprint,
+        layout: KVLayout,
+        *,
+        token_digest: str | None = None,
+        context_digest: str = "",
+    ) -> SnapshotReader:
+        """An open, identified snapshot whose records are checked as they are read.
+
+        Raises SnapshotMiss with the reason, after a damaged snapshot was quarantined (also later, while it is
+        read). `token_digest` None accepts any tokens.
+        """
+        name = EntryName(key, fingerprint.digest)
+        try:
+            return SnapshotReader(
+                self._area.snapshots,
+                name,
+                fingerprint=fingerprint,
+                layout=layout,
+                token_digest=token_digest,
+                context_digest=context_digest,
+                on_damage=self._damaged,
+            )
+        except SnapshotMiss as miss:
+            if miss.reason is MissReason.ABSENT:
+                raise self._absence(name, fingerprint) from None
+            raise
+
+    def begin(
+        self,
+        key: SnapshotKey,
+        fingerprint: Fingerprint,
+        layout: KVLayout,
+        token_ids: Sequence[int],
+        *,
+        context_digest: str = "",
+        first_position: int = 0,
+    ) -> SnapshotBuilder:
+        """A builder holding the one-writer lock; it goes on from a journal of the very same snapshot.
+
+        `first_position` is the position of the first token (a turn's follow others). Raises BuildLocked,
+        BudgetExceeded (with the numbers, nothing written), StorageFailed, ValueError for no or impossible
+        tokens.
+        """
+        tokens = np.asarray(token_ids, dtype=np.int64)
+        if not tokens.size or tokens.min() < 0 or tokens.max() >= 1 << 31:
+            raise ValueError("a snapshot has at least one token, and token ids are 31-bit numbers")
+        name = EntryName(key, fingerprint.digest)
+        subject = BuildSubject(
+            name, fingerprint, layout, tokens.astype("<i4"), context_digest, first_position
+        )
+        with storage_errors("locking a snapshot"):
+            lock = BuildLock(self._area.lock(name))
+        try:
+            return SnapshotBuilder(self._area, subject, lock, self._clock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def quarantine(self, key: SnapshotKey, fingerprint_digest: str, reason: MissReason, detail: str) -> None:
+        """Set a published snapshot aside; nothing happens when there is none."""
+        note = QuarantineNote(str(reason), detail, self._clock())
+        with storage_errors("quarantining a snapshot"):
+            set_aside(self._area, EntryName(key, fingerprint_digest), note)
+
+    def delete(self, key: SnapshotKey) -> Removed:
+        """Remove a key's snapshots, builds and quarantined copies; a second call removes nothing.
+
+        Open readers keep their bytes. A build that runs meanwhile fails when it publishes.
+        """
+        area, prefix = self._area, flat_key(key) + "~"
+        paths = [area.snapshots.joinpath(*key.parts)]
+        for directory in (area.building, area.quarantine):
+            paths += [directory / name for name in names_in(directory) if name.startswith(prefix)]
+        with storage_errors("deleting a snapshot"):
+            removed = Removed()
+            for path in paths:
+                if "." in path.name:
+                    area.disk.remove(path)
+                else:
+                    removed += area.discard(path)
+            area.disk.remove(area.tombstone(key))
+        return removed
+
+    def evict(self, key: SnapshotKey) -> Removed:
+        """As `delete`, but a later `open` says `evicted`."""
+        removed = self.delete(key)
+        with storage_errors("evicting a snapshot"):
+            (self._area.tombstone(key)).touch(mode=0o600)
+        return removed
+
+    def usage(self) -> int:
+        """Bytes of snapshots, builds and quarantined copies."""
+        return self._area.ledger.used()
+
+    def entries(self) -> list[inventory.EntryInfo]:
+        """Everything the store holds."""
+        return inventory.entries(self._area)
+
+    def verify(self, key: SnapshotKey | None = None) -> list[inventory.Verdict]:
+        """Check every byte of the published snapshots (of one key). Quarantines nothing."""
+        return [inventory.verify(self._area, name) for name in inventory.published(self._area, key)]
+
+    def sweep(self) -> SweepReport:
+        """Put the store in order; for the start of a process."""
+        with storage_errors("sweeping the snapshot store"):
+            return sweep(self._area)
+
+    def _damaged(self, reader: SnapshotReader, miss: SnapshotMiss) -> None:
+        if miss.reason is MissReason.ABSENT:
+            return
+        note = QuarantineNote(str(miss.reason), miss.detail, self._clock())
+        try:
+            set_aside(self._area, reader.name, note, reader.directory_id)
+        except OSError as error:
+            # The miss stands either way; where nothing can be moved, the next open finds the damage again.
+            miss.detail += f" (not quarantined: {error.strerror or error})"
+
+    def _absence(self, name: EntryName, fingerprint: Fingerprint) -> SnapshotMiss:
+        """Why there is no snapshot of this name: others of the key exist, it was evicted, or nothing."""
+        others = inventory.published(self._area, name.key)
+        if others:
+            return SnapshotMiss(MissReason.FINGERPRINT, self._differences(others, fingerprint))
+        if self._area.tombstone(name.key).exists():
+            return SnapshotMiss(MissReason.EVICTED, "the snapshot was evicted to stay within the budget")
+        return SnapshotMiss(MissReason.ABSENT, "there is no snapshot")
+
+    def _differences(self, others: list[EntryName], fingerprint: Fingerprint) -> str:
+        for other in others:
+            try:
+                stored = Fingerprint(**read_stored_manifest(self._area.snapshots, other).fingerprint)
+            except (SnapshotMiss, StorageFailed, TypeError):
+                continue
+            return f"the snapshot was made with another {', '.join(stored.differences(fingerprint))}"
+        return "the snapshot was made with another fingerprint"
