@@ -4,9 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 
 from cache_store.errors import MissReason
 from cache_store.layout import KVType
+from service.api.metrics import Metrics
+from service.engine.messages import EngineStats
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +61,16 @@ def test_every_kv_type_is_explained_with_its_bits():
     text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     for kv_type in KVType:
         assert f"| `{kv_type}` | {kv_type.key_bits} bit | {kv_type.value_bits} bit |" in text
+
+
+def test_metrics_in_the_operations_guide_exist():
+    metrics = Metrics()
+    metrics.engine.stats = EngineStats(*[0] * len(EngineStats.__struct_fields__))
+    metrics.observe("GET", "/", 200, 0.1)
+    exposed = set(re.findall(r"^# TYPE (\w+)", generate_latest(metrics.registry).decode(), re.MULTILINE))
+    named = set(re.findall(r"`(preread_\w+)`", OPERATIONS))
+    assert named
+    assert named <= exposed
 
 
 def test_settings_in_the_container_files_exist():
