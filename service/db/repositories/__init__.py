@@ -5,6 +5,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from service.db.repositories.deletions import Deletions
 from service.db.repositories.documents import Documents
 from service.db.repositories.pages import Pages
+from service.db.repositories.sessions import Sessions
+from service.db.repositories.turns import Turns
 
 
 class UnitOfWork:
@@ -15,6 +17,8 @@ class UnitOfWork:
         self.documents = Documents(session)
         self.pages = Pages(session)
         self.deletions = Deletions(session)
+        self.sessions = Sessions(session)
+        self.turns = Turns(session)
 
 
-__all__ = ["Deletions", "Documents", "Pages", "UnitOfWork"]
+__all__ = ["Deletions", "Documents", "Pages", "Sessions", "Turns", "UnitOfWork"]

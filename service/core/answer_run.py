@@ -1,0 +1,167 @@
+"""One answer, from the engine's first event to its outcome."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from service.core.clock import Clock
+from service.core.context import Context
+from service.core.results import Outcome, Rebuilt
+from service.core.sampling import Question
+from service.db.models import DocumentRow
+from service.engine.messages import (
+    AnswerDone,
+    AnswerRequest,
+    AnswerStarted,
+    AnswerText,
+    DocumentRef,
+    Failed,
+    Sampling,
+)
+from service.engine.protocol import EngineClient
+from service.errors import Busy, NotFound, ServiceError, StorageFull, TooLong, Unavailable
+
+ENGINE_RETRY_AFTER_S = 5
+_ENDED_EARLY = Failed("engine_lost", "The engine ended the answer without a word.", retryable=True)
+
+Rebuild = Callable[[str], Awaitable[DocumentRow]]
+"""Computes the snapshot of a document (by its id) again; the document as it is then."""
+OnText = Callable[[str], None]
+
+
+def error_of(code: str, detail: str) -> ServiceError:
+    """The error a client is told, by the code of an engine's `Failed` or of a stored turn."""
+    match code:
+        case "engine_lost" | "interrupted" | "snapshot_miss":
+            return Unavailable(detail, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
+        case "busy" | "queue_full":
+            return Busy(detail)
+        case "too_long" | "context_length_exceeded":
+            return TooLong(detail)
+        case "storage" | "storage_full":
+            return StorageFull(detail)
+        case "internal":
+            return ServiceError("The engine failed; its log says why.", code="internal_error")
+        case "not_found":
+            return NotFound(detail)
+        case _:
+            return ServiceError(detail, code=code)
+
+
+@dataclass(slots=True)
+class Job:
+    """An admitted answer. `accepted` is the monotonic time at which its question came in."""
+
+    answer_id: str
+    owner_id: str
+    session_id: str
+    question: Question
+    prompt_digest: str
+    context: Context
+    prompt_ids: list[int]
+    sampling: Sampling
+    accepted: float
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def parameters(self) -> dict[str, Any]:
+        """What the turn's row keeps of how it was asked."""
+        return self.question.parameters(self.sampling.max_tokens) | {"prompt": self.prompt_digest}
+
+    def request(self) -> AnswerRequest:
+        document = self.context.document
+        return AnswerRequest(
+            request_id=self.answer_id,
+            session_id=self.session_id,
+            document=DocumentRef(document.owner_id, document.id),
+            token_digest=document.token_digest or "",
+            n_document_tokens=self.context.n_document_tokens,
+            turns=self.context.turns,
+            prompt_ids=self.prompt_ids,
+            sampling=self.sampling,
+            kv_id=self.answer_id,
+        )
+
+
+class AnswerRun:
+    """Runs a job: asks the engine, and once more after a rebuild when the snapshot was missing."""
+
+    def __init__(self, engine: EngineClient, rebuild: Rebuild, clock: Clock) -> None:
+        self._engine = engine
+        self._rebuild = rebuild
+        self._clock = clock
+
+    async def run(self, job: Job, on_text: OnText) -> Outcome:
+        """`on_text` gets each piece of the answer as it comes. Never raises for a fault of the engine or of
+        a rebuild: the outcome has it."""
+        outcome = Outcome()
+        try:
+            failed = await self._attempt(job, outcome, on_text)
+            if failed is not None and failed.code == "snapshot_miss":
+                failed = await self._after_rebuild(job, outcome, failed, on_text)
+            if failed is not None and failed.code == "cancelled":
+                outcome.cancelled = True
+            elif failed is not None:
+                outcome.error = error_of(failed.code, failed.detail)
+        except ServiceError as error:
+            outcome.error = error
+        outcome.total_ms = self._since(job)
+        return outcome
+
+    async def _attempt(self, job: Job, outcome: Outcome, on_text: OnText) -> Failed | None:
+        """One pass through the engine; how it failed, or None when it ended in order."""
+        if job.cancelled.is_set():
+            return Failed("cancelled", "Nobody waited for this answer.")
+        if not self._engine.alive:
+            return Failed("engine_lost", "The engine is restarting: ask again.", retryable=True)
+        async for event in self._engine.answer(job.request()):
+            match event:
+                case AnswerStarted():
+                    outcome.started = event
+                    outcome.queue_ms = event.queue_ms
+                case AnswerText():
+                    if outcome.ttft_ms is None:
+                        outcome.ttft_ms = self._since(job)
+                    outcome.text += event.text
+                    on_text(event.text)
+                case AnswerDone():
+                    outcome.done = event
+                    return None
+                case Failed():
+                    return event
+        return _ENDED_EARLY
+
+    async def _after_rebuild(
+        self, job: Job, outcome: Outcome, miss: Failed, on_text: OnText
+    ) -> Failed | None:
+        began = self._clock.monotonic()
+        rebuilt = await self._rebuild_or_cancel(job)
+        if rebuilt is None:
+            return Failed("cancelled", "Nobody waited for this answer.")
+        ms = (self._clock.monotonic() - began) * 1e3
+        outcome.rebuilt = Rebuilt(miss.miss_reason or "absent", rebuilt.token_count or 0, ms)
+        job.context = replace(job.context, document=rebuilt)
+        return await self._attempt(job, outcome, on_text)
+
+    async def _rebuild_or_cancel(self, job: Job) -> DocumentRow | None:
+        """The rebuilt document, or None when the job was cancelled first; the rebuild goes on for others
+        then."""
+        rebuild = asyncio.ensure_future(self._rebuild(job.context.document.id))
+        cancelled = asyncio.ensure_future(job.cancelled.wait())
+        try:
+            await asyncio.wait({rebuild, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            if rebuild.done():
+                return rebuild.result()
+            rebuild.add_done_callback(_consume)
+            return None
+        finally:
+            cancelled.cancel()
+
+    def _since(self, job: Job) -> float:
+        return (self._clock.monotonic() - job.accepted) * 1e3
+
+
+def _consume(task: "asyncio.Future[DocumentRow]") -> None:
+    with suppress(asyncio.CancelledError):
+        task.exception()

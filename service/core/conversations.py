@@ -1,0 +1,83 @@
+"""Sessions and answers, built together and closed together."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from service.core.admission import Admission
+from service.core.answers import AnswerService
+from service.core.clock import Clock
+from service.core.context import Prompt
+from service.core.preparation import DocumentSnapshots, Preparation
+from service.core.sessions import SessionService
+from service.core.turn_kv import TurnKV, TurnStore
+from service.core.turn_log import TurnLog
+from service.db.engine import Database
+from service.engine.protocol import EngineClient
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`queue_limit`: answers running and waiting over all sessions. `grace_s`: how long an answer goes on
+    unread."""
+
+    queue_limit: int
+    grace_s: float
+    max_answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conversations:
+    """What there is to do with sessions."""
+
+    sessions: SessionService
+    answers: AnswerService
+    admission: Admission
+    turns: TurnLog
+    turn_kv: TurnKV
+
+    @classmethod
+    def over(
+        cls,
+        database: Database,
+        engine: EngineClient,
+        snapshots: DocumentSnapshots,
+        store: TurnStore,
+        *,
+        prompt: Prompt,
+        prompt_digest: str,
+        clock: Clock,
+        limits: Limits,
+    ) -> "Conversations":
+        turn_kv = TurnKV(store, database)
+        turns = TurnLog(database, turn_kv, clock)
+        admission = Admission(limits.queue_limit, parallel=lambda: engine.info.max_batch)
+        answers = AnswerService(
+            database=database,
+            engine=engine,
+            preparation=Preparation(
+                database, engine, snapshots, prompt, prompt_digest, limits.max_answer_tokens
+            ),
+            turns=turns,
+            admission=admission,
+            clock=clock,
+            grace_s=limits.grace_s,
+        )
+        sessions = SessionService(
+            database=database, engine=engine, answers=answers, turn_kv=turn_kv, clock=clock
+        )
+        return cls(sessions, answers, admission, turns, turn_kv)
+
+    async def recover(self, stored_turns: Callable[[], Iterable[tuple[str, str]]] = tuple) -> None:
+        """At a server's start: fail the turns that a crash left running, and remove KV that no turn refers
+        to.
+
+        `stored_turns` tells owner and id of every stored turn; it is called off the event loop.
+        """
+        await self.turns.recover()
+        await self.turn_kv.sweep(stored_turns)
+
+    async def document_removed(self, document_id: str, session_ids: list[str]) -> None:
+        """End what uses a document whose rows are gone."""
+        for session_id in session_ids:
+            await self.answers.stop(session_id)
+        self.answers.forget_document(document_id)

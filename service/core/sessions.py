@@ -1,0 +1,156 @@
+"""Sessions: conversations over a document, listed, forked and deleted."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from service.core.answers import AnswerService
+from service.core.clock import Clock
+from service.core.ids import new_id
+from service.core.turn_kv import TurnKV
+from service.db.engine import Database
+from service.db.models import SessionRow, TurnRow
+from service.db.repositories import UnitOfWork
+from service.engine.protocol import EngineClient, EngineLost
+from service.errors import Conflict, Invalid, NotFound
+
+MAX_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    """Part of a list, newest first."""
+
+    sessions: Sequence[SessionRow]
+    has_more: bool
+
+
+class SessionService:
+    """Use cases of sessions; what they answer is `AnswerService`'s."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        engine: EngineClient,
+        answers: AnswerService,
+        turn_kv: TurnKV,
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self._answers = answers
+        self._turn_kv = turn_kv
+        self._clock = clock
+
+    async def create(self, owner_id: str, document_ids: Sequence[str], title: str = "") -> SessionRow:
+        """A new session over one ready document.
+
+        Raises Invalid unless it is exactly one document, NotFound, Conflict (``document_not_ready``).
+        """
+        if len(document_ids) != 1:
+            raise Invalid(
+                f"A session is over one document for now; {len(document_ids)} were given.",
+                param="document_ids",
+            )
+        async with self._database.writing() as uow:
+            document = await uow.documents.get(document_ids[0], owner_id)
+            if document is None:
+                raise NotFound(f"There is no document {document_ids[0]!r}.", param="document_ids")
+            if document.status != "ready":
+                raise Conflict(
+                    f"The document is {document.status}, not ready: wait until it has been read.",
+                    code="document_not_ready",
+                )
+            row = self._new_row(owner_id, document.id, title)
+            await uow.sessions.add(row)
+        return row
+
+    async def page(self, owner_id: str, *, limit: int = 20, after: str | None = None) -> SessionPage:
+        """Newest first. Raises Invalid for a bad limit, NotFound for a cursor that is no session."""
+        if not 1 <= limit <= MAX_PAGE:
+            raise Invalid(f"limit is {limit}; it must be from 1 to {MAX_PAGE}.", param="limit")
+        async with self._database.reading() as uow:
+            last = await _session(uow, owner_id, after) if after is not None else None
+            rows = await uow.sessions.page(owner_id, limit=limit + 1, after=last)
+        return SessionPage(rows[:limit], len(rows) > limit)
+
+    async def get(self, owner_id: str, session_id: str) -> tuple[SessionRow, Sequence[TurnRow]]:
+        """A session and its turns in order. Raises NotFound."""
+        async with self._database.reading() as uow:
+            row = await _session(uow, owner_id, session_id)
+            return row, await uow.turns.of_session(session_id)
+
+    async def delete(self, owner_id: str, session_id: str) -> None:
+        """Remove a session: its running answer is ended, its turns' KV goes unless a fork uses it.
+
+        Raises NotFound, StorageFull.
+        """
+        await self.get(owner_id, session_id)
+        await self._answers.stop(session_id)
+        async with self._database.writing() as uow:
+            row = await _session(uow, owner_id, session_id)
+            kv_ids = await uow.turns.unshared_kv(session_id)
+            await uow.sessions.remove(row)
+        with suppress(EngineLost):  # a lost engine holds no memory
+            await self._engine.release_session(session_id)
+        await self._turn_kv.delete(owner_id, kv_ids)
+
+    async def fork(
+        self, owner_id: str, session_id: str, *, after_turn: str | None = None, title: str | None = None
+    ) -> tuple[SessionRow, Sequence[TurnRow]]:
+        """A new session with the same turns, through `after_turn` or the last one that is over. KV is shared.
+
+        Turns that failed, or run still, are not part of it. Raises NotFound, Conflict when `after_turn` is
+        such a turn, StorageFull.
+        """
+        async with self._database.writing() as uow:
+            source = await _session(uow, owner_id, session_id)
+            kept = await _turns_through(uow, session_id, after_turn)
+            row = self._new_row(owner_id, source.document_id, source.title if title is None else title)
+            row.forked_from = source.id
+            await uow.sessions.add(row)
+            turns = [_copy(turn, row.id, ordinal) for ordinal, turn in enumerate(kept, 1)]
+            for turn in turns:
+                await uow.turns.add(turn)
+        return row, turns
+
+    def _new_row(self, owner_id: str, document_id: str, title: str) -> SessionRow:
+        now = self._clock.now()
+        return SessionRow(
+            id=new_id("ses"),
+            owner_id=owner_id,
+            document_id=document_id,
+            title=title,
+            created_at=now,
+            updated_at=now,
+        )
+
+
+async def _session(uow: UnitOfWork, owner_id: str, session_id: str) -> SessionRow:
+    row = await uow.sessions.get(session_id, owner_id)
+    if row is None:
+        raise NotFound("There is no such session.")
+    return row
+
+
+async def _turns_through(uow: UnitOfWork, session_id: str, after_turn: str | None) -> Sequence[TurnRow]:
+    turns = await uow.turns.context(session_id)
+    if after_turn is None:
+        return turns
+    for n, turn in enumerate(turns, 1):
+        if turn.id == after_turn:
+            return turns[:n]
+    if await uow.turns.get(session_id, after_turn) is None:
+        raise NotFound("There is no such answer in this session.", param="after_turn")
+    raise Conflict("That answer failed or is not over: a fork cannot begin after it.", param="after_turn")
+
+
+_COPIED = tuple(
+    column.key for column in TurnRow.__table__.columns if column.key not in ("id", "session_id", "ordinal")
+)
+
+
+def _copy(turn: TurnRow, session_id: str, ordinal: int) -> TurnRow:
+    values = {name: getattr(turn, name) for name in _COPIED}
+    return TurnRow(id=new_id("ans"), session_id=session_id, ordinal=ordinal, **values)

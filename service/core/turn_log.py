@@ -1,0 +1,91 @@
+"""What is written of a turn: once when it begins, once when it ends."""
+
+from service.core.answer_run import Job, error_of
+from service.core.clock import Clock
+from service.core.context import pack_ids
+from service.core.results import Outcome, columns_of, result_of
+from service.core.streams import StreamEvent, closing_events
+from service.core.turn_kv import TurnKV
+from service.db.engine import Database
+from service.db.models import TurnRow
+from service.errors import NotFound, ServiceError, StorageFull
+
+INTERRUPTED = "interrupted"
+INTERRUPTED_DETAIL = "The server stopped while this question was being answered: ask it again."
+
+
+class TurnLog:
+    """Rows of turns over the life of an answer. Each write is one transaction."""
+
+    def __init__(self, database: Database, turn_kv: TurnKV, clock: Clock) -> None:
+        self._database = database
+        self._turn_kv = turn_kv
+        self._clock = clock
+
+    async def recover(self) -> int:
+        """Turns that a crash left `running` are failed. How many there were."""
+        async with self._database.writing() as uow:
+            return await uow.turns.fail_running(INTERRUPTED, INTERRUPTED_DETAIL)
+
+    async def begin(self, job: Job) -> None:
+        """Add the turn as `running`. Raises NotFound when the session is gone, StorageFull."""
+        now = self._clock.now()
+        async with self._database.writing() as uow:
+            if await uow.sessions.get(job.session_id, job.owner_id) is None:
+                raise NotFound("There is no such session.")
+            # One left over in this session was not stored at its end, when the disk was full.
+            await uow.turns.fail_running(INTERRUPTED, INTERRUPTED_DETAIL, session_id=job.session_id)
+            await uow.turns.add(
+                TurnRow(
+                    id=job.answer_id,
+                    session_id=job.session_id,
+                    ordinal=await uow.turns.next_ordinal(job.session_id),
+                    question=job.question.text,
+                    kv_id=job.answer_id,
+                    parameters=job.parameters(),
+                    created_at=now,
+                )
+            )
+            await uow.sessions.touch(job.session_id, now)
+
+    async def finish(self, job: Job, outcome: Outcome) -> TurnRow:
+        """Write the end of the turn, and give it back as it now is.
+
+        When it cannot be kept (disk full, session deleted meanwhile) it is a failed turn that says so, and
+        its KV is removed: the next question builds on what was there before.
+        """
+        document = job.context.document
+        turn = TurnRow(id=job.answer_id, **columns_of(outcome, document))
+        try:
+            if await self._write(job, outcome):
+                return turn
+            error: ServiceError = NotFound("The session or its document was deleted meanwhile.")
+        except StorageFull as full:
+            error = full
+        await self._turn_kv.delete(document.owner_id, [job.answer_id])
+        turn.status, turn.error_code, turn.error_detail = "failed", error.code, error.detail
+        return turn
+
+    async def _write(self, job: Job, outcome: Outcome) -> bool:
+        values = columns_of(outcome, job.context.document)
+        done = outcome.done
+        if done is not None and done.token_ids:
+            values |= {"token_ids": pack_ids(done.token_ids), "pending_ids": pack_ids(done.pending_ids)}
+        else:
+            values |= {"kv_id": None}
+        async with self._database.writing() as uow:
+            await uow.sessions.touch(job.session_id, self._clock.now())
+            return await uow.turns.finish(job.answer_id, **values)
+
+
+def failed_turn(job: Job, code: str = INTERRUPTED, detail: str = INTERRUPTED_DETAIL) -> TurnRow:
+    """A turn whose end could not even be written."""
+    return TurnRow(id=job.answer_id, answer="", status="failed", error_code=code, error_detail=detail)
+
+
+def closing_of(turn: TurnRow) -> list[StreamEvent]:
+    """The events after the text of a turn. One that is not over, and runs nowhere, was interrupted."""
+    if turn.status in ("done", "cancelled"):
+        return closing_events(turn.answer, turn.citations, "done", result_of(turn))
+    code, detail = turn.error_code or INTERRUPTED, turn.error_detail or INTERRUPTED_DETAIL
+    return closing_events(turn.answer, [], "error", error_of(code, detail))

@@ -1,0 +1,42 @@
+"""Sessions by owner."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import and_, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from service.db.models import SessionRow
+
+
+class Sessions:
+    """Rows of `sessions`. A call that names an owner finds nothing of another one."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def add(self, row: SessionRow) -> None:
+        self._session.add(row)
+        await self._session.flush()
+
+    async def get(self, session_id: str, owner_id: str) -> SessionRow | None:
+        query = select(SessionRow).where(SessionRow.id == session_id, SessionRow.owner_id == owner_id)
+        return await self._session.scalar(query)
+
+    async def page(self, owner_id: str, *, limit: int, after: SessionRow | None) -> Sequence[SessionRow]:
+        """Newest first, from just after the row `after`."""
+        query = select(SessionRow).where(SessionRow.owner_id == owner_id)
+        if after is not None:
+            same_time = and_(SessionRow.created_at == after.created_at, SessionRow.id < after.id)
+            query = query.where(or_(SessionRow.created_at < after.created_at, same_time))
+        query = query.order_by(SessionRow.created_at.desc(), SessionRow.id.desc()).limit(limit)
+        return (await self._session.scalars(query)).all()
+
+    async def touch(self, session_id: str, now: float) -> None:
+        await self._session.execute(
+            update(SessionRow).where(SessionRow.id == session_id).values(updated_at=now)
+        )
+
+    async def remove(self, row: SessionRow) -> None:
+        """Remove the session with its turns."""
+        await self._session.delete(row)
+        await self._session.flush()
