@@ -23,6 +23,7 @@ _TABLE = {**_CONTROLS, **_INVISIBLE, **_SPACES, **_LINE_ENDS, **_LIGATURES}
 _SOFT_HYPHEN_BREAK = re.compile("\u00ad[ \t]*\n[ \t]*")
 _TRAILING_SPACE = re.compile(r" +$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{3,}")
+_LEADER = re.compile(r"([._·…])(?: ?\1){4,}")
 _WIDE_GAP = re.compile(r"(?<=\S) {3,}")
 
 
@@ -44,12 +45,15 @@ def tidy(text: str) -> str:
 
 
 def narrow_gaps(text: str) -> str:
-    """Two spaces for every wider gap inside a line: column breaks stay visible and cost one token."""
-    return _WIDE_GAP.sub("  ", text)
+    """Two spaces for every wider gap inside a line, three marks for every row of dots or underscores.
+
+    Columns and leaders of a laid-out page stay visible, and do not cost a hundred tokens each.
+    """
+    return _LEADER.sub(r"\1\1\1", _WIDE_GAP.sub("  ", text))
 
 
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
-_BROKEN_WORD = re.compile(r"([^\W\d_]+)-\n([^\W\d_]+) ?")
+_BROKEN_WORD = re.compile(r"([^\W\d_]+)-\n([^\W\d_]+)([^\s-]*) ?")
 # First parts that English and German keep a hyphen after.
 _HYPHEN_KEEPERS = frozenset(
     (
@@ -90,8 +94,9 @@ class LineJoiner:
         return _BROKEN_WORD.sub(self._whole, text)
 
     def _whole(self, match: re.Match[str]) -> str:
-        first, second = match.groups()
-        return (f"{first}{second}" if self._joins(first, second) else f"{first}-{second}") + "\n"
+        first, second, mark = match.groups()
+        hyphen = "" if self._joins(first, second) else "-"
+        return f"{first}{hyphen}{second}{mark}\n"
 
     def _joins(self, first: str, second: str) -> bool:
         if f"{first}-{second}".lower() in self._seen:

@@ -37,14 +37,15 @@ def test_tidy_is_idempotent_composed_and_encodable(text: str):
     once.encode()
 
 
-def test_wide_gaps_narrow_but_stay():
+def test_gaps_and_leaders_narrow_but_stay():
     assert narrow_gaps("  Item      Price\nA  12") == "  Item  Price\nA  12"
+    assert narrow_gaps("1. Scope . . . . . . . 3\nName ________ ok...") == "1. Scope ... 3\nName ___ ok..."
 
 
 JOINED = {
     "plain": ("the agree-\nment shall", "the agreement\nshall"),
     "known compound": ("long-term and long-\nterm", "long-term and long-term\n"),
-    "known word": ("Data-\nbase, database", "Database\n, database"),
+    "known word": ("Data-\nbase, database", "Database,\ndatabase"),
     "keeps its hyphen": ("a self-\nemployed person", "a self-employed\nperson"),
     "capital after": ("Meyer-\nSchmidt", "Meyer-Schmidt\n"),
     "acronym": ("an EU-\nwide rule", "an EU-wide\nrule"),
