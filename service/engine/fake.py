@@ -7,9 +7,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict
 
-import numpy as np
-
-from cache_store.fingerprint import Fingerprint, token_digest
+from cache_store.fingerprint import Fingerprint
+from service.engine.digests import digest_of
 from service.engine.messages import (
     AnswerDone,
     AnswerEvent,
@@ -272,8 +271,3 @@ class FakeEngine:
             engine_prefilled_tokens=started.prefilled_tokens, kv_stored=bool(request.kv_id),
             kv_nbytes=len(token_ids) * BYTES_PER_TOKEN if request.kv_id else 0,
         )  # fmt: skip
-
-
-def digest_of(token_ids: Sequence[int]) -> str:
-    """`cache_store.token_digest` of plain integers."""
-    return token_digest(np.asarray(token_ids, dtype="<i4").tobytes())

@@ -84,6 +84,7 @@ class FakeRunner:
         self.n_documents = 0
         self._part_widths = self.layout.part_nbytes(1)
         self._row = sum(self._part_widths)
+        self._no_document = FakeDocument(np.zeros((n_layers, 0, self._row), np.uint8), [0] * n_layers)
         self._tails: dict[int, FakeTail] = {}
         self._thread: int | None = None
 
@@ -181,13 +182,14 @@ class FakeRunner:
     def _forward_one(self, rows: Rows) -> torch.Tensor:
         self._check_document(rows.document)
         tail, out = self._tails[rows.slot], []
+        document = rows.document or self._no_document
         for i, token in enumerate(rows.tokens):
             if rows.refeed and i == 0:
-                self._check_refed(rows.document, token)
+                self._check_refed(document, token)
             else:
-                self._append(tail, rows.document, token)
+                self._append(tail, document, token)
             if i >= rows.logits_from:
-                out.append(self._logits(rows.document, tail, token))
+                out.append(self._logits(document, tail, token))
         self._follow_script(tail, rows, out)
         return torch.stack(out) if out else torch.empty(0, self.limits.vocab_size)
 
@@ -264,9 +266,9 @@ class FakeRunner:
                 at, column = at + n * width, column + width
         return out
 
-    def _check_document(self, document: FakeDocument) -> None:
+    def _check_document(self, document: FakeDocument | None) -> None:
         self._check_thread()
-        if document.freed:
+        if document is not None and document.freed:
             raise RuntimeError("the document was freed")
 
     def _check_thread(self) -> None:

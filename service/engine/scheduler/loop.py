@@ -1,8 +1,8 @@
 """The engine's thread: the only caller of a runner.
 
-Each turn of the loop does the calls that other threads asked for, one step for all sequences, and one chunk of
-one document. Inside a chunk, after each of its layers, the same happens again but for the chunk, so that streams
-go on while a document is read; at least `prefill_share` of that time stays the document's.
+Each turn of the loop does the calls that other threads asked for, one step for all sequences, and one chunk
+of one document. Inside a chunk, after each of its layers, calls and steps are done again, so that streams go
+on while a document is read; at least `prefill_share` of that time stays the document's.
 """
 
 import logging

@@ -54,8 +54,8 @@ class AnswerWriter:
 @dataclass(slots=True, eq=False)
 class Sequence:
     """`tokens` are fed first, with `refeed` the document's last one in front of them; then at most `max_new`
-    are sampled (0: none). `on_canary` gets the logits of the re-fed row before any token comes of the sequence;
-    what it raises ends the sequence. Only the scheduler's thread changes a sequence, but for `cancelled`."""
+    are sampled (0: none). `on_canary` gets the logits of the re-fed row before any token is sampled; what it
+    raises ends the sequence. Only the scheduler's thread changes a sequence, but for `cancelled`."""
 
     slot: int
     document: Any

@@ -3,7 +3,8 @@ from contextlib import aclosing
 
 import pytest
 
-from service.engine.fake import FakeEngine, digest_of
+from service.engine.digests import digest_of
+from service.engine.fake import FakeEngine
 from service.engine.messages import (
     AnswerDone,
     AnswerRequest,

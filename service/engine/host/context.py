@@ -1,0 +1,92 @@
+"""What every build and answer works with, and the small things they share."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from cache_store.keys import SnapshotKey
+from cache_store.reader import SnapshotReader
+from cache_store.store import SnapshotStore
+from service.engine.host.residency import Residency, ResidentDocument
+from service.engine.host.tails import TailPool
+from service.engine.messages import DocumentRef
+from service.engine.protocol import Rows, Runner
+from service.engine.scheduler.admission import FifoGate
+from service.engine.scheduler.detokenizer import Decoder
+from service.engine.scheduler.loop import Scheduler
+
+LOADS_AHEAD = 8
+"""Verified runs of records that may wait for the engine's thread, so that a restore's memory is bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostContext:
+    """`end_ids` end an answer; `decoder` turns ids into text."""
+
+    runner: Runner
+    scheduler: Scheduler
+    store: SnapshotStore
+    residency: Residency
+    tails: TailPool
+    gate: FifoGate
+    decoder: Decoder
+    end_ids: frozenset[int]
+
+    def last_logits(self, document: ResidentDocument) -> Any:
+        """Logits at a document's last token, by a step of its own."""
+        return self.scheduler.run(self._probe, document.handle, document.last_token)
+
+    def decode_one(self) -> None:
+        """A step of one token without a document."""
+        self.scheduler.run(self._probe, None, 0)
+
+    def _probe(self, handle: Any, token: int) -> Any:
+        spare = self.tails.spare
+        logits = self.runner.forward([Rows(spare, handle, [token], refeed=handle is not None)])
+        self.runner.truncate_tail(spare, 0)
+        return logits[0][0]
+
+
+def document_key(ref: DocumentRef) -> SnapshotKey:
+    return SnapshotKey(ref.owner_id, "document", ref.document_id)
+
+
+def restore(context: HostContext, reader: SnapshotReader, entry: ResidentDocument) -> None:
+    """Load a snapshot into a new document of the runner, each run of records after it was verified.
+
+    Raises SnapshotMiss; the document then is not complete and must not be used.
+    """
+    run, runner = context.scheduler.call, context.runner
+    entry.handle = run(runner.new_document, reader.n_tokens).result()
+    loads = Window(LOADS_AHEAD)
+    for layer, first, records, n_tokens in reader.layers():
+        loads.add(run(runner.load_blocks, entry.handle, layer, first, records, n_tokens))
+    loads.finish()
+    run(runner.finish_load, entry.handle, reader.n_tokens).result()
+    entry.last_token = int(reader.token_ids[-1])
+    entry.canary = reader.canary
+
+
+class Window:
+    """Takes the results of futures in order, waiting for the oldest when more than `size` are open."""
+
+    def __init__(self, size: int, take: Callable[[Any], None] = lambda _: None) -> None:
+        self._size = size
+        self._take = take
+        self._futures: deque[Future[Any]] = deque()
+
+    def add(self, future: "Future[Any]") -> None:
+        self._futures.append(future)
+        while len(self._futures) > self._size:
+            self._take(self._futures.popleft().result())
+
+    def finish(self) -> None:
+        """Take all that are left."""
+        while self._futures:
+            self._take(self._futures.popleft().result())
+
+    def close(self) -> None:
+        """Wait for what is left, whatever comes of it."""
+        wait(self._futures)

@@ -1,0 +1,232 @@
+"""The engine as one object: calls from any thread, events through a callback."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import psutil
+
+from cache_store.errors import BudgetExceeded, BuildLocked, SnapshotMiss, StorageFailed
+from cache_store.store import SnapshotStore
+from service.engine.host.answer import Answer, TooLong
+from service.engine.host.build import Build
+from service.engine.host.context import HostContext
+from service.engine.host.residency import DocumentTooLarge, Residency
+from service.engine.host.tails import TailPool
+from service.engine.messages import (
+    AnswerEvent,
+    AnswerRequest,
+    BuildEvent,
+    BuildRequest,
+    DocumentRef,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    ReleaseDone,
+)
+from service.engine.protocol import Runner
+from service.engine.scheduler.admission import FifoGate
+from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
+from service.engine.scheduler.detokenizer import Decoder
+from service.engine.scheduler.loop import Scheduler, SchedulerClosed
+
+log = logging.getLogger(__name__)
+
+BUILD_THREADS = 4
+ANSWER_THREADS = 64
+"""Requests beyond these wait in order for a thread; they still can be cancelled."""
+DRAINING = Failed("busy", "the engine is shutting down", retryable=True)
+
+
+class EngineHost:
+    """Builds and answers over a runner and a snapshot store.
+
+    `build` and `answer` return at once; their events come from other threads. At most `max_batch` answers run
+    at once, others wait in order. `end_ids` end an answer.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        store: SnapshotStore,
+        decoder: Decoder,
+        end_ids: frozenset[int],
+        *,
+        resident_budget_nbytes: int,
+        max_batch: int | None = None,
+        engine: str = "torch",
+    ) -> None:
+        scheduler = Scheduler(runner)
+        residency = Residency(scheduler, runner, resident_budget_nbytes)
+        tails = TailPool(scheduler, runner)
+        places = min(max_batch or tails.n_slots, tails.n_slots)
+        gate = FifoGate(places)
+        self._context = HostContext(runner, scheduler, store, residency, tails, gate, decoder, end_ids)
+        self._builds = _Requests("build", BUILD_THREADS)
+        self._answers = _Requests("answer", ANSWER_THREADS)
+        self._draining = False
+        self.info = EngineInfo(
+            engine=engine,
+            model_name=runner.name,
+            compute_dtype=runner.compute_dtype,
+            kv_type=str(runner.layout.kv_type),
+            fingerprint=asdict(runner.fingerprint),
+            fingerprint_digest=runner.fingerprint.digest,
+            max_context=runner.limits.max_context,
+            bytes_per_token=runner.layout.bytes_per_token,
+            block_tokens=runner.layout.block_tokens,
+            max_batch=places,
+            pid=os.getpid(),
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._context.scheduler.alive
+
+    def build(self, request: BuildRequest, emit: Callable[[BuildEvent], None]) -> "Future[None]":
+        """Find or make a document's snapshot; events end with BuildDone or Failed."""
+        return self._serve(
+            self._builds, request.request_id, emit, lambda c: Build(self._context, request, emit, c).run()
+        )
+
+    def answer(self, request: AnswerRequest, emit: Callable[[AnswerEvent], None]) -> "Future[None]":
+        """Answer a question; events end with AnswerDone or Failed."""
+        return self._serve(
+            self._answers, request.request_id, emit, lambda c: Answer(self._context, request, emit, c).run()
+        )
+
+    def cancel(self, request_id: str, reason: Reason = Reason.ASKED) -> None:
+        """Stop a request at its next step. Unknown ids are ignored."""
+        for requests in (self._builds, self._answers):
+            if token := requests.open.get(request_id):
+                token.cancel(reason)
+
+    def release(self, document: DocumentRef) -> ReleaseDone:
+        """Drop a document from memory, its answers and builds included."""
+        released = self._context.residency.release(document)
+        self._context.tails.drop_document(document)
+        return released
+
+    def release_session(self, session_id: str) -> None:
+        self._context.tails.drop_session(session_id)
+
+    def check(self) -> float:
+        """Decode one token without a document; milliseconds. Raises SchedulerClosed."""
+        started = time.monotonic()
+        self._context.decode_one()
+        return (time.monotonic() - started) * 1e3
+
+    def stats(self) -> EngineStats:
+        c = self._context
+        counters = c.scheduler.counters
+        return EngineStats(
+            prefilled_tokens_total=counters.prefilled_tokens,
+            decoded_tokens_total=counters.decoded_tokens,
+            steps_total=counters.steps,
+            document_prefill_tokens_total=counters.document_prefill_tokens,
+            running=c.gate.n_inside,
+            waiting=c.gate.n_waiting,
+            resident_documents=c.residency.n_documents,
+            resident_nbytes=c.residency.nbytes,
+            document_references=c.residency.n_references,
+            tail_slots_used=c.tails.n_used,
+            rss_nbytes=psutil.Process().memory_info().rss,
+        )
+
+    def drain(self, deadline_s: float) -> None:
+        """Take no more requests. Builds stop at once, their journals stay; answers may end for half the time,
+        then are ended with what they have."""
+        self._draining = True
+        until = time.monotonic() + deadline_s
+        self._builds.cancel_all(Reason.DRAIN)
+        self._answers.wait_idle(deadline_s / 2)
+        self._answers.cancel_all(Reason.DRAIN)
+        for requests in (self._answers, self._builds):
+            requests.wait_idle(max(until - time.monotonic(), 0))
+
+    def close(self) -> None:
+        """End the engine's thread; open requests fail as `engine_lost`."""
+        self._draining = True
+        self._context.scheduler.close()
+        for requests in (self._answers, self._builds):
+            requests.pool.shutdown(wait=True)
+
+    def _serve(
+        self,
+        requests: "_Requests",
+        request_id: str,
+        emit: Callable[[Any], None],
+        work: Callable[[CancelToken], object],
+    ) -> "Future[None]":
+        if self._draining:
+            emit(DRAINING)
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+        return requests.start(request_id, lambda token: emit(_outcome(work, token)))
+
+
+class _Requests:
+    """Open requests of one kind, each in a thread."""
+
+    def __init__(self, name: str, n_threads: int) -> None:
+        self.pool = ThreadPoolExecutor(n_threads, name)
+        self.open: dict[str, CancelToken] = {}
+        self._changed = threading.Condition()
+
+    def start(self, request_id: str, run: Callable[[CancelToken], None]) -> "Future[None]":
+        token = CancelToken()
+        with self._changed:
+            self.open[request_id] = token
+        return self.pool.submit(self._run, request_id, token, run)
+
+    def cancel_all(self, reason: Reason) -> None:
+        with self._changed:
+            tokens = list(self.open.values())
+        for token in tokens:
+            token.cancel(reason)
+
+    def wait_idle(self, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self.open, timeout_s)
+
+    def _run(self, request_id: str, token: CancelToken, run: Callable[[CancelToken], None]) -> None:
+        try:
+            run(token)
+        finally:
+            with self._changed:
+                self.open.pop(request_id, None)
+                self._changed.notify_all()
+
+
+def _outcome(work: Callable[[CancelToken], object], token: CancelToken) -> object:
+    """The last event of a request."""
+    try:
+        token.check()
+        return work(token)
+    except Exception as error:
+        return _failed(error)
+
+
+def _failed(error: Exception) -> Failed:
+    """The event for an error; only what no table entry explains is logged with its traceback."""
+    match error:
+        case Cancelled():
+            return Failed("cancelled", str(error))
+        case SnapshotMiss():
+            return Failed("snapshot_miss", error.detail, retryable=True, miss_reason=str(error.reason))
+        case TooLong() | DocumentTooLarge():
+            return Failed("too_long", str(error))
+        case BudgetExceeded() | StorageFailed():
+            return Failed("storage", str(error))
+        case BuildLocked():
+            return Failed("busy", str(error), retryable=True)
+        case SchedulerClosed():
+            return Failed("engine_lost", str(error), retryable=True)
+    log.error("a request failed", exc_info=error)
+    return Failed("internal", f"{type(error).__name__}: {error}")
