@@ -26,8 +26,8 @@ DEFAULT_SYSTEM_TEXT = (
 class PromptParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fixed texts of a model's prompt. `document_prefix` ends with the system text.
 
-    `question_suffix` ends with the assistant header. `turn_end` is what the template puts after an answer; its
-    first token usually is the end token that the model itself gives.
+    `question_suffix` ends with the assistant header. `turn_end` is what the template puts after an answer;
+    its first token usually is the end token that the model itself gives.
     """
 
     document_prefix: str

@@ -49,7 +49,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model_dir: Path) -> "Tokenizer":
-        """Read a model directory's `tokenizer.json`. Raises OSError, or ValueError when it is no tokenizer."""
+        """Read a model directory's `tokenizer.json`. Raises OSError, or ValueError if it is no tokenizer."""
         data = (model_dir / "tokenizer.json").read_bytes()
         try:
             return cls(data)
@@ -78,8 +78,8 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes one token adds to a text, b"" for a special or unknown one.
 
-        The bytes of several tokens joined are those of their text, but that a SentencePiece text begins with a
-        space which `decode` drops.
+        The bytes of several tokens joined are those of their text, but that a SentencePiece text begins with
+        a space which `decode` drops.
         """
         return self._bytes_of.get(token_id, b"")
 

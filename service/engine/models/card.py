@@ -31,7 +31,8 @@ class ModelDigests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content hashes, 32 hex digits each.
 
     `weights`: names, dtypes, shapes and bytes of the tensors, however split into files. `config`: what
-    `config.json` says about the computation, RoPE left out. `rope`: inv_freq and attention scaling as computed.
+    decides the computation in `config.json`, RoPE left out. `rope`: inv_freq and attention scaling as
+    computed.
     """
 
     weights: str
@@ -89,7 +90,7 @@ def save_card(card: ModelCard, model_dir: Path) -> None:
 def load_card(model_dir: Path) -> ModelCard:
     """Read a model directory's card and check that the recorded files are there with the recorded sizes.
 
-    Content is not hashed here (`verify_model` does that). Raises ModelNotFound, CardVersionUnknown, ModelDamaged.
+    Content is not hashed here (`verify_model` does). Raises ModelNotFound, CardVersionUnknown, ModelDamaged.
     """
     path = model_dir / CARD_NAME
     try:
@@ -142,8 +143,9 @@ def check_kv_type(card: ModelCard, kv_type: KVType) -> None:
     if not gate.allowed:
         allowed = [t for t in KVType if t == KVType.FP16 or (t in card.kv_types and card.kv_types[t].allowed)]
         raise KVTypeRefused(
-            f"the KV type {kv_type} is refused for {card.name}: against FP16 KV its next-token predictions move "
-            f"by a mean KL of {gate.mean_kl:.4f} nats (limit {MEAN_KL_LIMIT}); use one of {', '.join(allowed)}"
+            f"the KV type {kv_type} is refused for {card.name}: its next-token predictions differ from those "
+            f"of FP16 KV by a mean KL of {gate.mean_kl:.4f} nats, the limit is {MEAN_KL_LIMIT}; "
+            f"use one of {', '.join(allowed)}"
         )
 
 

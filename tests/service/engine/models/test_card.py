@@ -132,7 +132,7 @@ def test_each_number_has_its_field(arguments: tuple, field: str) -> None:
 def test_a_failed_gate_refuses_with_its_figure() -> None:
     check_kv_type(CARD, KVType.FP16)
     check_kv_type(CARD, KVType.K8V4)
-    with pytest.raises(KVTypeRefused, match=r"0\.1234 nats.*use one of fp16, k8v4"):
+    with pytest.raises(KVTypeRefused, match=r"0\.1234 nats, the limit is 0.02; use one of fp16, k8v4"):
         check_kv_type(CARD, KVType.K4V4)
     with pytest.raises(KVTypeRefused, match="not measured"):
         check_kv_type(CARD, KVType.K8V8)

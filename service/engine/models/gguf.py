@@ -1,0 +1,53 @@
+"""Read a GGUF file: its tensors dequantized to float32, its tokenizer rebuilt, both by transformers."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from service.engine.models.errors import SourceRefused
+from service.engine.models.source import Progress, Source, quiet_transformers
+from service.engine.models.support import check_architecture
+
+MAGIC = b"GGUF"
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is a GGUF by its first bytes, whatever its name."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def read_gguf(path: Path, progress: Progress) -> Source:
+    """Read and dequantize a GGUF; the weights are float32. Raises SourceRefused, ArchitectureRefused."""
+    place = {
+        "pretrained_model_name_or_path": str(path.parent),
+        "gguf_file": path.name,
+        "local_files_only": True,
+    }
+    progress("reading", 0, 3)
+    with quiet_transformers():
+        try:
+            config = AutoConfig.from_pretrained(**place)
+            check_architecture(config)
+            progress("reading", 1, 3)
+            tokenizer = AutoTokenizer.from_pretrained(**place)
+            progress("reading", 2, 3)
+            model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
+        except (ValueError, KeyError, IndexError, NotImplementedError, OSError) as error:
+            raise SourceRefused(f"{path} cannot be read as a GGUF model: {error}") from error
+    progress("reading", 3, 3)
+    config = model.config
+    # the loaded model calls itself quantized although its tensors are plain float32 now
+    if hasattr(config, "quantization_config"):
+        delattr(config, "quantization_config")
+    return Source(
+        label=path.name,
+        config=config,
+        generation_config=model.generation_config,
+        tensors=dict(model.state_dict()),
+        tokenizer=tokenizer,
+        tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
+    )

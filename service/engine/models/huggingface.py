@@ -1,0 +1,81 @@
+"""Read a Hugging Face model directory. Code that comes with a model is never run, pickled weights are not
+read.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from service.engine.models.errors import SourceRefused, TokenizerRefused
+from service.engine.models.source import Progress, Source, quiet_transformers
+from service.engine.models.support import check_architecture
+
+
+def read_directory(path: Path, progress: Progress) -> Source:
+    """Read config, tokenizer and safetensors of a directory, in the stored dtype.
+
+    Raises SourceRefused, ArchitectureRefused, TokenizerRefused.
+    """
+    _check_files(path)
+    progress("reading", 0, 3)
+    with quiet_transformers():
+        try:
+            config = AutoConfig.from_pretrained(str(path), local_files_only=True)
+            check_architecture(config)
+            progress("reading", 1, 3)
+            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            progress("reading", 2, 3)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(path),
+                config=config,
+                dtype="auto",
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except (ValueError, KeyError, RuntimeError, OSError, SafetensorError) as error:
+            raise SourceRefused(f"{path} cannot be read as a model: {error}") from error
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise SourceRefused(f"{path} lacks {len(missing)} tensors of its architecture, such as {missing[0]}")
+    progress("reading", 3, 3)
+    return Source(
+        label=path.name,
+        config=model.config,
+        generation_config=model.generation_config,
+        tensors=dict(model.state_dict()),
+        tokenizer=tokenizer,
+        tokenizer_json=_tokenizer_json(path, tokenizer),
+    )
+
+
+def _check_files(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise SourceRefused(
+            f"{path} is neither a GGUF file nor a Hugging Face model directory (no config.json)"
+        )
+    if not any(path.glob("*.safetensors")):
+        pickled = any(path.glob("*.bin")) or any(path.glob("*.pt"))
+        why = "only pickled ones, which can run code when read" if pickled else "no weights"
+        raise SourceRefused(f"{path} has no safetensors weights: {why}")
+
+
+def _tokenizer_json(path: Path, tokenizer: PreTrainedTokenizerBase) -> bytes:
+    """The file as it is where there is one: writing it anew could change what it does."""
+    if (path / "tokenizer.json").is_file():
+        return (path / "tokenizer.json").read_bytes()
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerRefused(f"{path} has no tokenizer.json, and its tokenizer cannot be converted to one")
+    return backend.to_str().encode()
+
+
+def stored_dtype(tensors: dict[str, torch.Tensor]) -> torch.dtype:
+    """The dtype most of the weights are in."""
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in tensors.values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
+    return max(sizes, key=lambda dtype: sizes[dtype])

@@ -1,0 +1,188 @@
+"""Import a model: read a source, merge an adapter, write a directory, measure its KV types, then show it at
+once.
+
+GGUF file | Hugging Face directory  [+ LoRA adapter]  ->  <models_dir>/<name>/
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from service.engine.models import gguf, huggingface
+from service.engine.models.card import (
+    CARD_VERSION,
+    KVGate,
+    ModelCard,
+    ModelDigests,
+    load_card,
+    save_card,
+)
+from service.engine.models.chat import plain_parts, split_template
+from service.engine.models.errors import ModelDamaged, SourceRefused, TokenizerRefused
+from service.engine.models.lora import merge_adapter
+from service.engine.models.registry import check_name
+from service.engine.models.rope import rope_digest, stored_rope_digest
+from service.engine.models.source import Progress, Source, silent
+from service.engine.models.staging import staged
+from service.engine.models.support import head_dim, max_context
+from service.engine.models.weights import config_digest, weights_digest
+from service.engine.models.writer import DTYPES, TEMPLATE_NAME, chat_template, write_model
+from service.engine.prompt import DEFAULT_SYSTEM_TEXT, PromptParts, template_digest
+from service.engine.tokenizer import Tokenizer, tokenizer_digest
+
+Measure = Callable[[Path, ModelCard, Progress], dict[str, KVGate]]
+"""Runs the KL gate on a finished directory."""
+
+
+def import_model(
+    source: Path,
+    *,
+    name: str,
+    models_dir: Path,
+    adapter: Path | None = None,
+    dtype: str | None = None,
+    system_text: str | None = None,
+    replace: bool = False,
+    measure: Measure | None = None,
+    progress: Progress = silent,
+) -> ModelCard:
+    """Import a GGUF file or a Hugging Face directory as ``models_dir/name`` and give its card.
+
+    `adapter`: a PEFT LoRA directory, merged in. `dtype`: float32, bfloat16 or float16; the source's own when
+    None (a GGUF is dequantized to float32). `system_text`: what is said before the document, instead of the
+    default. `replace` allows a model of that name to be replaced. `measure` is the KL gate; without it only
+    FP16 KV is allowed, until `measure_model` has run. `progress` is told (stage, done, total).
+
+    Nothing is visible before all is written; an interrupted import leaves nothing but a hidden directory,
+    which the next import removes. Raises ModelImportError and its kinds, OSError when the disk refuses.
+    """
+    check_name(name)
+    if dtype is not None and dtype not in DTYPES:
+        raise SourceRefused(f"{dtype!r} is not a dtype for weights: use one of {', '.join(DTYPES)}")
+    with staged(models_dir, name, replace=replace) as directory:
+        model = _read(source, progress)
+        if adapter is not None:
+            merge_adapter(model.tensors, adapter, progress)
+        stored = DTYPES[dtype] if dtype else huggingface.stored_dtype(model.tensors)
+        n_parameters = write_model(model, directory, stored, progress)
+        label = model.label if adapter is None else f"{model.label} + {adapter.name}"
+        card = _card(model, directory, name=name, label=label, system_text=system_text, progress=progress)
+        card = msgspec.structs.replace(card, n_parameters=n_parameters)
+        save_card(card, directory)
+        if measure is not None:
+            card = msgspec.structs.replace(card, kv_types=measure(directory, card, progress))
+            save_card(card, directory)
+    return card
+
+
+def measure_model(model_dir: Path, *, measure: Measure, progress: Progress = silent) -> ModelCard:
+    """Run the KL gate again on an imported model and record what it finds."""
+    card = load_card(model_dir)
+    card = msgspec.structs.replace(card, kv_types=measure(model_dir, card, progress))
+    save_card(card, model_dir)
+    return card
+
+
+def verify_model(model_dir: Path, progress: Progress = silent) -> ModelCard:
+    """Hash every file of a model again and give its card. Raises ModelDamaged naming what differs."""
+    card = load_card(model_dir)
+    template = model_dir / TEMPLATE_NAME
+    found = ModelDigests(
+        weights=weights_digest(model_dir, lambda done, total: progress("hashing", done, total)),
+        config=_stored_config_digest(model_dir),
+        tokenizer=tokenizer_digest((model_dir / "tokenizer.json").read_bytes()),
+        template=template_digest(template.read_text("utf-8") if template.exists() else "", card.prompt),
+        rope=stored_rope_digest(model_dir),
+    )
+    differing = [f for f in found.__struct_fields__ if getattr(found, f) != getattr(card.digests, f)]
+    if differing:
+        raise ModelDamaged(
+            f"{model_dir} is not what was imported: {', '.join(differing)} differ from the card"
+        )
+    return card
+
+
+def _read(source: Path, progress: Progress) -> Source:
+    if gguf.is_gguf(source):
+        return gguf.read_gguf(source.absolute(), progress)
+    if source.is_dir():
+        return huggingface.read_directory(source.absolute(), progress)
+    state = "is neither a GGUF file nor a directory" if source.exists() else "does not exist"
+    raise SourceRefused(f"{source} {state}")
+
+
+def _card(
+    model: Source, directory: Path, *, name: str, label: str, system_text: str | None, progress: Progress
+) -> ModelCard:
+    config = model.config
+    tokenizer = Tokenizer.load(directory)
+    check_tokenizer(tokenizer)
+    parts = _prompt(model, DEFAULT_SYSTEM_TEXT if system_text is None else system_text)
+    return ModelCard(
+        format_version=CARD_VERSION,
+        name=name,
+        source=label,
+        architecture=config.model_type,
+        n_layers=config.num_hidden_layers,
+        n_heads=config.num_attention_heads,
+        n_kv_heads=config.num_key_value_heads,
+        head_dim=head_dim(config),
+        max_context=max_context(config),
+        vocab_size=config.vocab_size,
+        n_parameters=0,
+        dtype=str(config.dtype).removeprefix("torch."),
+        eos_token_ids=_eos_ids(model, tokenizer, parts),
+        quantization="none",
+        digests=ModelDigests(
+            weights=weights_digest(directory, lambda done, total: progress("hashing", done, total)),
+            config=_stored_config_digest(directory),
+            tokenizer=tokenizer.digest,
+            template=template_digest(chat_template(model), parts),
+            rope=rope_digest(config),
+        ),
+        prompt=parts,
+        files={p.name: p.stat().st_size for p in sorted(directory.iterdir()) if p.is_file()},
+    )
+
+
+def _stored_config_digest(directory: Path) -> str:
+    return config_digest(json.loads((directory / "config.json").read_bytes()))
+
+
+def _prompt(model: Source, system_text: str) -> PromptParts:
+    if not chat_template(model):
+        return plain_parts(system_text)
+
+    def render(messages: list[dict[str, str]], header: bool) -> str:
+        text = model.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=header, enable_thinking=False
+        )
+        return str(text)
+
+    return split_template(render, system_text)
+
+
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raises TokenizerRefused when plain text can become a control token, or tokens cannot be joined to
+    text.
+    """
+    if not tokenizer.understood:
+        raise TokenizerRefused(
+            "the tokenizer's decoder is neither byte-level nor SentencePiece with byte fallback"
+        )
+    for token_id in sorted(tokenizer.control_ids):
+        text = tokenizer.decode([token_id], keep_control=True)
+        if tokenizer.control_ids & set(tokenizer.encode_plain(f"a{text}b {text}")):
+            raise TokenizerRefused(f"the tokenizer reads {text!r} in a document as a control token")
+
+
+def _eos_ids(model: Source, tokenizer: Tokenizer, parts: PromptParts) -> list[int]:
+    """The ids that end an answer: what the generation config says, and the control token that ends a turn."""
+    named = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id
+    ids = set(named if isinstance(named, list) else [] if named is None else [named])
+    ids |= set(tokenizer.encode_template(parts.turn_end)[:1]) & tokenizer.control_ids
+    if not ids:
+        raise SourceRefused("neither the config nor the chat template says which token ends an answer")
+    return sorted(ids)

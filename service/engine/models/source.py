@@ -1,0 +1,52 @@
+"""A model in memory between being read from somewhere and being written as a model directory."""
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+Progress = Callable[[str, int, int], None]
+"""Told (stage, done, total). Stages: reading, merging, writing, hashing, measuring."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """A Progress that tells nobody."""
+
+
+@dataclass(slots=True)
+class Source:
+    """What an importer read. `tensors` are by parameter name, tied ones may alias; `tokenizer_json` is the
+    file.
+
+    `tokenizer` renders the chat template and names the special tokens; ids come from `tokenizer_json` only.
+    """
+
+    label: str
+    config: Any
+    generation_config: Any
+    tensors: dict[str, torch.Tensor]
+    tokenizer: PreTrainedTokenizerBase
+    tokenizer_json: bytes
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and advice off the terminal: progress is told by `Progress`.
+
+    The bar of its GGUF reader has no switch, so what goes to standard error meanwhile is dropped.
+    """
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,105 @@
+"""A directory that becomes visible at once, when it is finished."""
+
+import ctypes
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from service.engine.models.errors import NameTaken
+
+_PREFIX = ".import-"
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def staged(models_dir: Path, name: str, *, replace: bool) -> Iterator[Path]:
+    """A hidden directory that is renamed to ``models_dir/name`` when the block ends without an error.
+
+    It is durable when that happens. Any error removes it; what a killed process left is removed by the next
+    call. Raises NameTaken when there is such a model and `replace` is false.
+    """
+    models_dir.mkdir(parents=True, exist_ok=True)
+    _refuse_taken(models_dir / name, replace)
+    directory, lock = _locked_directory(models_dir)
+    try:
+        yield directory
+        directory.chmod(0o755)
+        _sync(directory)
+        _refuse_taken(models_dir / name, replace)
+        _publish(directory, models_dir / name)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def _refuse_taken(target: Path, replace: bool) -> None:
+    if target.exists() and not replace:
+        raise NameTaken(
+            f"there is a model {target.name} in {target.parent} already; remove it or allow replacing it"
+        )
+
+
+def _locked_directory(models_dir: Path) -> tuple[Path, int]:
+    """A new hidden directory and the descriptor that holds its lock as long as this import lives."""
+    parent = os.open(models_dir, os.O_RDONLY)
+    try:
+        # between making and locking a directory, no other import may take it for a leftover
+        fcntl.flock(parent, fcntl.LOCK_EX)
+        _sweep(models_dir)
+        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=models_dir))
+        lock = os.open(directory, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return directory, lock
+    finally:
+        os.close(parent)
+
+
+def _sweep(models_dir: Path) -> None:
+    for leftover in models_dir.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            lock = os.open(leftover, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(leftover, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _sync(directory: Path) -> None:
+    for path in [*directory.iterdir(), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _publish(directory: Path, target: Path) -> None:
+    if target.exists():
+        _exchange(directory, target)
+        shutil.rmtree(directory, ignore_errors=True)
+    else:
+        directory.rename(target)
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Swap two directories; at once where the system can (Linux renameat2), else by three renames."""
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if swap and swap(_AT_FDCWD, bytes(one), _AT_FDCWD, bytes(other), _RENAME_EXCHANGE) == 0:
+        return
+    aside = one.with_name(f"{one.name}-aside")
+    other.rename(aside)
+    one.rename(other)
+    aside.rename(one)
