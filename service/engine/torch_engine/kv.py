@@ -1,0 +1,109 @@
+"""KV of documents and of sequences in memory, preallocated, in the space attention works in.
+
+Quantized KV types are attended to in the codec's rotated space: keys and values are stored as the Hadamard
+transform of what the model computed, queries are rotated once, the output is rotated back. So restoring a
+snapshot decodes integers and transforms nothing. Keys are FP32 on a CPU even under BF16 weights: scores then are
+exact to FP32, at no cost in time, since small FP32 products run nearer to the memory's speed.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cache_store.layout import KVLayout
+
+_ALIGN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KVMemory:
+    """Where and how KV is held: `key_dtype` and `value_dtype` on `device`."""
+
+    layout: KVLayout
+    key_dtype: torch.dtype
+    value_dtype: torch.dtype
+    device: torch.device
+
+    def empty(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[n_layers, n_kv_heads, capacity, head_dim]``, uninitialized."""
+        shape = (self.layout.n_layers, self.layout.n_kv_heads, capacity, self.layout.head_dim)
+        return (
+            torch.empty(shape, dtype=self.key_dtype, device=self.device),
+            torch.empty(shape, dtype=self.value_dtype, device=self.device),
+        )
+
+
+class DocumentKV:
+    """The decoded KV of one document, read by every sequence on it and written only while it is built.
+
+    `capacity` is `n_tokens` rounded up to 8, so that attention can cut the tokens into equal parts; what is
+    beyond `n_tokens` is zero and masked.
+    """
+
+    def __init__(self, memory: KVMemory, capacity_tokens: int) -> None:
+        self.memory = memory
+        self.capacity_tokens = capacity_tokens
+        self.capacity = -(-capacity_tokens // _ALIGN) * _ALIGN
+        self.k, self.v = memory.empty(self.capacity)
+        for x in (self.k, self.v):
+            x[:, :, capacity_tokens:].zero_()
+        self.n_tokens = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self.k.nbytes + self.v.nbytes
+
+    @property
+    def complete(self) -> bool:
+        return self.n_tokens == self.capacity_tokens
+
+
+class Tail:
+    """The private KV of one sequence: its turns after the document."""
+
+    __slots__ = ("k", "length", "v")
+
+    def __init__(self, memory: KVMemory, capacity: int) -> None:
+        self.k, self.v = memory.empty(capacity)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.k.shape[2]
+
+
+class TailPool:
+    """A fixed number of slots for tails; a freed slot's memory is used again by the next sequence."""
+
+    def __init__(self, memory: KVMemory, n_slots: int, capacity: int) -> None:
+        self._memory = memory
+        self._capacity = capacity
+        self._tails: list[Tail | None] = [None] * n_slots
+        self._free = list(range(n_slots - 1, -1, -1))
+
+    def take(self) -> int:
+        """A free slot, emptied. Raises RuntimeError when there is none."""
+        if not self._free:
+            raise RuntimeError("no free slot for a sequence")
+        slot = self._free.pop()
+        tail = self._tails[slot]
+        if tail is None:
+            tail = self._tails[slot] = Tail(self._memory, self._capacity)
+        tail.length = 0
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        if slot in self._free:
+            raise RuntimeError(f"slot {slot} was freed twice")
+        self._free.append(slot)
+
+    def __getitem__(self, slot: int) -> Tail:
+        tail = self._tails[slot]
+        if tail is None or slot in self._free:
+            raise RuntimeError(f"slot {slot} is not in use")
+        return tail
+
+    @property
+    def used(self) -> int:
+        return len(self._tails) - len(self._free)

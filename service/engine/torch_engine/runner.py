@@ -1,0 +1,191 @@
+"""The torch engine's `Runner`: one thread calls it; see `service.engine.protocol` for the contract."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from cache_store.codec import decode_records, encode_records, rotate
+from cache_store.layout import KVType
+from service.engine.models.card import fingerprint
+from service.engine.protocol import Rows, RunnerLimits
+from service.engine.torch_engine.attention import causal_mask
+from service.engine.torch_engine.kv import DocumentKV, KVMemory, TailPool
+from service.engine.torch_engine.loading import LoadedModel, load_model
+from service.engine.torch_engine.plan import Group, Plan, PrefillPlan, SequenceRows, StepPlan
+
+ENGINE_VERSION = "torch-1"
+"""Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
+CHUNK_TOKENS = 512
+
+
+class TorchRunner:
+    """A transformers model over documents and tails held in memory; `load` makes one."""
+
+    def __init__(
+        self, loaded: LoadedModel, kv_type: KVType, *, n_slots: int, tail_tokens: int, chunk_tokens: int
+    ) -> None:
+        card = loaded.card
+        self.name = card.name
+        self.compute_dtype = str(loaded.compute_dtype).removeprefix("torch.")
+        self.layout = card.layout(kv_type)
+        self.fingerprint = fingerprint(card, kv_type, self.compute_dtype, ENGINE_VERSION, chunk_tokens)
+        self.limits = RunnerLimits(card.max_context, chunk_tokens, n_slots, tail_tokens, card.vocab_size)
+        self._model = loaded.model
+        self._device = loaded.device
+        key_dtype = torch.float32 if loaded.device.type == "cpu" else loaded.compute_dtype
+        self._memory = KVMemory(self.layout, key_dtype, loaded.compute_dtype, loaded.device)
+        self._tails = TailPool(self._memory, n_slots, tail_tokens)
+        self._rotation = None if kv_type is KVType.FP16 else rotate(torch.eye(card.head_dim)).to(loaded.device)
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: Path,
+        *,
+        kv_type: KVType,
+        compute_dtype: str = "bfloat16",
+        n_slots: int = 16,
+        tail_tokens: int = 2048,
+        threads: int | None = None,
+        device: str = "cpu",
+        chunk_tokens: int = CHUNK_TOKENS,
+    ) -> "TorchRunner":
+        """Load an imported model. `threads` None leaves torch's choice. Raises what `load_model` raises."""
+        if threads:
+            torch.set_num_threads(threads)
+        loaded = load_model(model_dir, compute_dtype, device)
+        return cls(loaded, kv_type, n_slots=n_slots, tail_tokens=tail_tokens, chunk_tokens=chunk_tokens)
+
+    @property
+    def tails_used(self) -> int:
+        """Slots that hold a sequence's tail now."""
+        return self._tails.used
+
+    def new_document(self, n_tokens: int) -> DocumentKV:
+        return DocumentKV(self._memory, n_tokens)
+
+    def free_document(self, document: DocumentKV) -> None:
+        document.k, document.v = self._memory.empty(0)
+        document.n_tokens = document.capacity = document.capacity_tokens = 0
+
+    def prefill_chunk(
+        self, document: DocumentKV, tokens: Sequence[int], between_layers: Callable[[], None] | None = None
+    ) -> list[list[memoryview]]:
+        """Raises ValueError when the chunk starts off a chunk boundary or does not fit the document."""
+        n, block = len(tokens), self.layout.block_tokens
+        if document.n_tokens % self.limits.chunk_tokens or not 0 < n <= self.limits.chunk_tokens:
+            raise ValueError(f"a chunk of {n} tokens cannot follow {document.n_tokens} tokens")
+        if document.n_tokens + n > document.capacity_tokens:
+            raise ValueError(f"{n} more tokens do not fit a document of {document.capacity_tokens}")
+        plan = PrefillPlan(document, self._rotation, between_layers)
+        positions = torch.arange(document.n_tokens, document.n_tokens + n)
+        self._run(list(tokens), positions, plan, torch.tensor([n - 1]))
+        document.n_tokens += n
+        return [[records[i] for records in plan.records] for i in range(-(-n // block))]
+
+    def load_blocks(
+        self, document: DocumentKV, layer: int, first_token: int, records: memoryview, n_tokens: int
+    ) -> None:
+        target = slice(first_token, first_token + n_tokens)
+        self._decode(records, n_tokens, document.k[layer, :, target], document.v[layer, :, target])
+
+    def finish_load(self, document: DocumentKV, n_tokens: int) -> None:
+        document.n_tokens = n_tokens
+
+    def new_tail(self) -> int:
+        return self._tails.take()
+
+    def free_tail(self, slot: int) -> None:
+        self._tails.give_back(slot)
+
+    def tail_length(self, slot: int) -> int:
+        return self._tails[slot].length
+
+    def truncate_tail(self, slot: int, n_tokens: int) -> None:
+        tail = self._tails[slot]
+        tail.length = min(tail.length, n_tokens)
+
+    def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
+        k, v = self._tail_views(slot, first, last)
+        layers: list[list[memoryview]] = []
+        for layer in range(self.layout.n_layers):
+            rotated = self._rotation is not None
+            records = encode_records(k[layer].cpu(), v[layer].cpu(), self.layout, rotated=rotated)
+            self._decode(memoryview(bytearray().join(records)), last - first, k[layer], v[layer])
+            layers.append(records)
+        return [list(block) for block in zip(*layers, strict=True)]
+
+    def import_tail(self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int) -> None:
+        tail = self._tails[slot]
+        end = tail.length + n_tokens
+        if end > tail.capacity:
+            raise ValueError(f"{n_tokens} stored tokens do not fit a tail of {tail.capacity}")
+        k, v = tail.k[:, :, tail.length : end], tail.v[:, :, tail.length : end]
+        for layer in range(self.layout.n_layers):
+            records = memoryview(bytearray().join(block[layer] for block in blocks))
+            self._decode(records, n_tokens, k[layer], v[layer])
+        tail.length = end
+
+    def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
+        """Raises ValueError when a sequence has no room for its rows."""
+        ordered = sorted(range(len(batch)), key=lambda i: id(batch[i].document))
+        tokens: list[int] = []
+        positions: list[Tensor] = []
+        wanted: list[Tensor] = []
+        groups: list[Group] = []
+        for i in ordered:
+            rows = batch[i]
+            member = self._member(rows, first=len(tokens))
+            if groups and groups[-1].document is rows.document:
+                groups[-1].members.append(member)
+            else:
+                groups.append(Group(rows.document, [member]))
+            positions.append(self._positions(rows, member))
+            wanted.append(torch.arange(member.first + rows.logits_from, member.first + member.n))
+            tokens.extend(rows.tokens)
+        logits = self._run(tokens, torch.cat(positions), StepPlan(groups, self._rotation), torch.cat(wanted))
+        for group in groups:
+            for member in group.members:
+                member.tail.length += member.n - member.refeed
+        parts = logits.split([len(w) for w in wanted])
+        return [part for _, part in sorted(zip(ordered, parts, strict=True), key=lambda pair: pair[0])]
+
+    def _member(self, rows: Rows, first: int) -> SequenceRows:
+        tail = self._tails[rows.slot]
+        n = len(rows.tokens)
+        if tail.length + n - rows.refeed > tail.capacity:
+            raise ValueError(f"{n} rows do not fit a tail of {tail.capacity} with {tail.length} in use")
+        mask = causal_mask(n, tail.length, refeed=rows.refeed, device=self._device)
+        return SequenceRows(tail, first, n, rows.refeed, mask)
+
+    def _positions(self, rows: Rows, member: SequenceRows) -> Tensor:
+        document = cast("DocumentKV | None", rows.document)
+        start = (document.n_tokens if document else 0) + member.tail.length - rows.refeed
+        return torch.arange(start, start + member.n)
+
+    def _tail_views(self, slot: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        tail = self._tails[slot]
+        if not 0 <= first < last <= tail.length:
+            raise ValueError(f"tokens {first} to {last} are not in a tail of {tail.length}")
+        return tail.k[:, :, first:last], tail.v[:, :, first:last]
+
+    def _decode(self, records: memoryview, n_tokens: int, k: Tensor, v: Tensor) -> None:
+        data = torch.frombuffer(records, dtype=torch.uint8) if not records.readonly else records
+        if isinstance(data, Tensor):
+            data = data.to(self._device)
+        decode_records(data, n_tokens, self.layout, out_k=k, out_v=v, rotated=self._rotation is not None)
+
+    @torch.inference_mode()
+    def _run(self, tokens: Sequence[int], positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor:
+        """Logits FP32 on the CPU of the rows `wanted`."""
+        output = self._model(
+            input_ids=torch.tensor([list(tokens)], device=self._device),
+            position_ids=positions[None].to(self._device),
+            use_cache=False,
+            logits_to_keep=wanted.to(self._device),
+            plan=plan,
+        )
+        return output.logits[0].float().cpu()
