@@ -5,5 +5,13 @@ from litestar import Controller
 from service.api.documents import DocumentController
 from service.api.health import HealthController
 from service.api.metrics import MetricsController
+from service.api.questions import QuestionController
+from service.api.sessions import SessionController
 
-CONTROLLERS: list[type[Controller]] = [DocumentController, HealthController, MetricsController]
+CONTROLLERS: list[type[Controller]] = [
+    DocumentController,
+    SessionController,
+    QuestionController,
+    HealthController,
+    MetricsController,
+]

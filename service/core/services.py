@@ -8,6 +8,7 @@ from service.core import datadir
 from service.core.adapters import Adapters
 from service.core.artifacts import Artifacts
 from service.core.clock import Clock
+from service.core.conversations import Conversations, Limits
 from service.core.deletion import Deletion
 from service.core.documents import DocumentService
 from service.core.expiry import Sweeper
@@ -37,6 +38,7 @@ class Services:
     snapshots: Snapshots
     jobs: Jobs
     deletion: Deletion
+    conversations: Conversations
     readiness: Readiness
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -51,9 +53,12 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
     )
     artifacts = Artifacts(adapters.engine, adapters.store, files)
     services = _services(adapters, files, artifacts, board)
+    services.deletion.listeners.append(services.conversations.document_removed)
     await recover(adapters.db, services.deletion, artifacts, files)
+    await services.conversations.recover()
     stack.push_async_callback(services.snapshots.close)
     stack.push_async_callback(services.jobs.close)
+    stack.push_async_callback(services.conversations.answers.close)
     await services.jobs.start()
     sweeper = Sweeper(services.deletion, settings.sweep_interval_s)
     stack.push_async_callback(sweeper.close)
@@ -87,5 +92,20 @@ def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: Pro
         snapshots=snapshots,
         jobs=jobs,
         deletion=deletion,
+        conversations=_conversations(adapters, snapshots),
         readiness=Readiness(settings, db, engine, clock),
+    )
+
+
+def _conversations(adapters: Adapters, snapshots: Snapshots) -> Conversations:
+    settings = adapters.settings
+    return Conversations.over(
+        adapters.db,
+        adapters.engine,
+        snapshots,
+        adapters.store,
+        prompt=adapters.prompts.template,
+        prompt_digest=adapters.prompts.digest,
+        clock=adapters.clock,
+        limits=Limits(settings.queue_limit, settings.disconnect_grace_s, settings.max_answer_tokens),
     )

@@ -1,0 +1,91 @@
+"""Bodies of questions and answers."""
+
+import msgspec
+
+from service.core.results import result_of
+from service.core.sampling import Question
+from service.db.models import TurnRow
+
+
+class QuestionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question. What is left out has its default: greedy, as many tokens as fit up to 512."""
+
+    question: str
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool = False
+
+    def to_question(self) -> Question:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return Question(
+            self.question, self.max_tokens, self.temperature, self.top_p, self.top_k, stop, self.seed
+        )
+
+
+class CitationBody(msgspec.Struct, frozen=True):
+    """`quote` is verbatim text of the page; `score` (0 to 1) how well the answer agrees with it."""
+
+    document_id: str
+    page: int
+    quote: str
+    score: float
+
+
+class ProvenanceBody(msgspec.Struct, frozen=True):
+    """How pages were attended to: `verbatim`, `fetched` or `summary`."""
+
+    document_id: str
+    first_page: int
+    last_page: int
+    mode: str
+
+
+class UsageBody(msgspec.Struct, frozen=True):
+    """`prefilled_tokens` counts each token of document, earlier turns and question that was computed,
+    once."""
+
+    document_tokens: int
+    reused_tokens: int
+    prefilled_tokens: int
+    completion_tokens: int
+
+
+class CacheBody(msgspec.Struct, frozen=True):
+    """`source`: `gpu`, `host`, `disk`, `redis`, `object`, or `none` when the document had to be read
+    again."""
+
+    source: str
+    restored_tokens: int
+    restore_ms: float
+    miss_reason: str | None
+
+
+class TimingsBody(msgspec.Struct, frozen=True):
+    """From the moment the question was accepted. `ttft_ms` is null when no text came."""
+
+    queue_ms: float
+    restore_ms: float
+    ttft_ms: float | None
+    total_ms: float
+    decode_tokens_per_s: float
+
+
+class AnswerBody(msgspec.Struct, frozen=True):
+    """The answer, also the body of the event `done`. `finish_reason`: `stop`, `length`, `cancelled`."""
+
+    id: str
+    answer: str
+    finish_reason: str | None
+    citations: list[CitationBody]
+    provenance: list[ProvenanceBody]
+    usage: UsageBody
+    cache: CacheBody
+    timings: TimingsBody
+
+
+def answer_body(turn: TurnRow) -> AnswerBody:
+    return msgspec.convert(result_of(turn), AnswerBody)

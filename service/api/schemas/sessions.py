@@ -1,0 +1,122 @@
+"""Bodies of the session calls."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from service.api.schemas.questions import AnswerBody, answer_body
+from service.api.schemas.times import shown_exactly
+from service.db.models import SessionRow, TurnRow
+
+MAX_TITLE_CHARS = 300
+Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE_CHARS)]
+
+
+class NewSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`document_ids` names exactly one document that is ready."""
+
+    document_ids: list[str]
+    title: Title = ""
+
+
+class ForkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`after_turn`: the id of the last answer to take over; the session's last one when left out."""
+
+    after_turn: str | None = None
+    title: Title | None = None
+
+
+class TurnError(msgspec.Struct, frozen=True):
+    """Why a turn failed, and what to do."""
+
+    code: str
+    message: str
+
+
+class TurnBody(msgspec.Struct, frozen=True):
+    """A question and what came of it. `status`: `running`, `done`, `failed`, `cancelled`."""
+
+    id: str
+    question: str
+    status: str
+    answer: AnswerBody | None
+    parameters: dict[str, Any]
+    created_at: datetime
+    error: TurnError | None
+
+
+class UsageTotals(msgspec.Struct, frozen=True):
+    """Tokens over all turns of a session."""
+
+    turns: int
+    prefilled_tokens: int
+    reused_tokens: int
+    completion_tokens: int
+
+
+class SessionBody(msgspec.Struct, frozen=True):
+    """A session without its turns."""
+
+    id: str
+    document_ids: list[str]
+    title: str
+    forked_from: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class SessionDetail(SessionBody, frozen=True):
+    """A session with its turns in order."""
+
+    usage: UsageTotals
+    turns: list[TurnBody]
+
+
+class SessionList(msgspec.Struct, frozen=True):
+    """Newest first; `has_more` says whether `after` the last one there are more."""
+
+    data: list[SessionBody]
+    has_more: bool
+
+
+def session_body(row: SessionRow) -> SessionBody:
+    return SessionBody(**_fields(row))
+
+
+def session_detail(row: SessionRow, turns: Sequence[TurnRow]) -> SessionDetail:
+    return SessionDetail(**_fields(row), usage=_totals(turns), turns=[_turn_body(turn) for turn in turns])
+
+
+def _fields(row: SessionRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "document_ids": [row.document_id],
+        "title": row.title,
+        "forked_from": row.forked_from,
+        "created_at": shown_exactly(row.created_at),
+        "updated_at": shown_exactly(row.updated_at),
+    }
+
+
+def _turn_body(turn: TurnRow) -> TurnBody:
+    over = turn.status in ("done", "cancelled")
+    return TurnBody(
+        id=turn.id,
+        question=turn.question,
+        status=turn.status,
+        answer=answer_body(turn) if over else None,
+        parameters={name: value for name, value in turn.parameters.items() if name != "prompt"},
+        created_at=shown_exactly(turn.created_at),
+        error=TurnError(turn.error_code, turn.error_detail or "") if turn.error_code else None,
+    )
+
+
+def _totals(turns: Sequence[TurnRow]) -> UsageTotals:
+    def total(name: str) -> int:
+        return sum((turn.usage or {}).get(name, 0) for turn in turns)
+
+    return UsageTotals(
+        len(turns), total("prefilled_tokens"), total("reused_tokens"), total("completion_tokens")
+    )

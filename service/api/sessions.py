@@ -1,0 +1,82 @@
+"""`/v1/sessions`."""
+
+from typing import Annotated
+
+from litestar import Controller, Response, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, JSONBody, QueryParameter
+
+from service.api.problems import problem_responses
+from service.api.schemas.sessions import (
+    ForkRequest,
+    NewSession,
+    SessionBody,
+    SessionDetail,
+    SessionList,
+    session_body,
+    session_detail,
+)
+from service.core.services import Services
+from service.core.sessions import MAX_PAGE
+
+
+class SessionController(Controller):
+    """Conversations over a document."""
+
+    path = "/v1/sessions"
+    tags = ("sessions",)
+
+    @post(status_code=201, responses=problem_responses(404, 409, 422, 507))
+    async def create(
+        self, services: NamedDependency[Services], owner_id: NamedDependency[str], data: JSONBody[NewSession]
+    ) -> Response[SessionBody]:
+        """Begin a conversation about a document that is ready."""
+        row = await services.conversations.sessions.create(owner_id, data.document_ids, data.title)
+        return Response(session_body(row), headers={"Location": f"/v1/sessions/{row.id}"})
+
+    @get(responses=problem_responses(404, 422))
+    async def listing(
+        self,
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = 20,
+        after: Annotated[str | None, QueryParameter(description="Id of the last one seen.")] = None,
+    ) -> SessionList:
+        """Sessions, newest first."""
+        page = await services.conversations.sessions.page(owner_id, limit=limit, after=after)
+        return SessionList([session_body(row) for row in page.sessions], page.has_more)
+
+    @get("/{session_id:str}", responses=problem_responses(404))
+    async def detail(
+        self,
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        session_id: FromPath[str],
+    ) -> SessionDetail:
+        """A session with its turns and what they used."""
+        return session_detail(*await services.conversations.sessions.get(owner_id, session_id))
+
+    @delete("/{session_id:str}", status_code=204, responses=problem_responses(404, 507))
+    async def remove(
+        self,
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        session_id: FromPath[str],
+    ) -> None:
+        """Remove a session and its turns' KV, except what a fork still uses; a running answer ends."""
+        await services.conversations.sessions.delete(owner_id, session_id)
+
+    @post("/{session_id:str}/fork", status_code=201, responses=problem_responses(404, 409, 422, 507))
+    async def fork(
+        self,
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        session_id: FromPath[str],
+        data: JSONBody[ForkRequest | None] = None,
+    ) -> Response[SessionDetail]:
+        """A new session with the same turns up to `after_turn`; nothing is computed or copied."""
+        wanted = data or ForkRequest()
+        row, turns = await services.conversations.sessions.fork(
+            owner_id, session_id, after_turn=wanted.after_turn, title=wanted.title
+        )
+        return Response(session_detail(row, turns), headers={"Location": f"/v1/sessions/{row.id}"})
