@@ -1,0 +1,41 @@
+# One command each: `make demo` and `make test` do all their own set-up on an empty machine.
+SHELL := /bin/bash
+VENV := .venv
+PY := $(VENV)/bin/python
+# Where `preread serve` looks for the model by default.
+DATA := $(or $(PREREAD_DATA_DIR),$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/preread)
+MODEL := $(DATA)/models/demo
+
+.PHONY: setup model demo serve test check bench clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
+	scripts/setup.sh $(VENV)
+
+setup: $(VENV)/.ready
+
+$(MODEL)/preread.json: | $(VENV)/.ready
+	$(VENV)/bin/preread models demo
+
+model: setup $(MODEL)/preread.json
+
+demo: model
+	$(PY) examples/demo.py
+
+serve: model
+	$(VENV)/bin/preread serve
+
+check: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+	$(PY) scripts/size_budget.py
+
+test: model check
+	PREREAD_TEST_MODEL=$(MODEL) scripts/test.sh
+
+bench: model
+	$(PY) benchmarks/resume.py
+
+clean:
+	rm -rf $(VENV) .demo
