@@ -8,6 +8,7 @@ import pytest
 
 from service.api.problems import Problem
 from service.api.schemas.documents import DocumentBody, PageBody, Receipt
+from service.api.schemas.questions import AnswerBody, QuestionBody
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "rest-api.md").read_text(encoding="utf-8")
 
@@ -25,6 +26,7 @@ def example(heading: str) -> bytes:
         ("### `GET /v1/documents/{id}`", DocumentBody),
         ("### `GET /v1/documents/{id}/pages/{n}`", PageBody),
         ("### `DELETE /v1/documents/{id}`", Receipt),
+        ("### `POST /v1/sessions/{id}/questions`", AnswerBody),
         ("## Errors", Problem),
     ],
 )
@@ -32,3 +34,10 @@ def test_examples_have_the_fields_of_the_body_and_no_other(heading, body):
     shown = msgspec.json.decode(example(heading))
     assert set(shown) <= {field.encode_name for field in msgspec.structs.fields(body)}
     msgspec.json.decode(example(heading), type=body)
+
+
+def test_every_parameter_of_a_question_is_explained():
+    section = GUIDE.split("\n### `POST /v1/sessions/{id}/questions`\n", 1)[1].split("\n### ", 1)[0]
+    table = section.split("\n\nA session answers", 1)[0]
+    named = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert set(named) == {field.encode_name for field in msgspec.structs.fields(QuestionBody)}
