@@ -132,9 +132,7 @@ class AnswerRun:
                     return event
         return _ENDED_EARLY
 
-    async def _after_rebuild(
-        self, job: Job, outcome: Outcome, miss: Failed, on_text: OnText
-    ) -> Failed | None:
+    async def _after_rebuild(self, job: Job, outcome: Outcome, miss: Failed, on_text: OnText) -> Failed | None:
         began = self._clock.monotonic()
         rebuilt = await self._rebuild_or_cancel(job)
         if rebuilt is None:

@@ -100,9 +100,7 @@ class AnswerService:
 
     async def stop(self, session_id: str) -> None:
         """Cancel the session's running answer, if it has one, and wait a few seconds for its end."""
-        await self._cancel_and_wait(
-            [r for r in self._running.values() if r.job.session_id == session_id], _STOP_S
-        )
+        await self._cancel_and_wait([r for r in self._running.values() if r.job.session_id == session_id], _STOP_S)
 
     async def close(self, timeout_s: float = _STOP_S) -> None:
         """Refuse further questions, cancel what runs, and wait until its turns are stored."""
@@ -148,9 +146,7 @@ class AnswerService:
         outcome = await self._run.run(job, stream.add_text)
         if outcome.text and outcome.error is None:
             outcome.citations = await self._cite(job, outcome)
-        _log.info(
-            "answer over", answer_id=job.answer_id, status=outcome.status, total_ms=round(outcome.total_ms)
-        )
+        _log.info("answer over", answer_id=job.answer_id, status=outcome.status, total_ms=round(outcome.total_ms))
         return await self._turns.finish(job, outcome)
 
     async def _cite(self, job: Job, outcome: Outcome) -> list[Citation]:

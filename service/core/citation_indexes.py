@@ -44,7 +44,5 @@ class CitationIndexes:
         return await asyncio.to_thread(PageIndex, pages)
 
     def _shrink(self) -> None:
-        while (
-            len(self._kept) > 1 and sum(index.nbytes for index in self._kept.values()) > self._budget_nbytes
-        ):
+        while len(self._kept) > 1 and sum(index.nbytes for index in self._kept.values()) > self._budget_nbytes:
             self._kept.popitem(last=False)

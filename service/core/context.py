@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from service.db.models import DocumentRow, TurnRow
-from service.engine.messages import TurnRef
+from service.engine.messages import EngineInfo, TurnRef
 from service.errors import Invalid, TooLong
 
 DEFAULT_ANSWER_TOKENS = 512
@@ -18,9 +18,7 @@ _LEAST_ANSWER_TOKENS = 8
 class Prompt(Protocol):
     """Makes the tokens of a question (`service.engine.prompt.PromptTemplate`)."""
 
-    def question(
-        self, text: str, *, pending_ids: Sequence[int] = (), follow_up: bool = False
-    ) -> list[int]: ...
+    def question(self, text: str, *, pending_ids: Sequence[int] = (), follow_up: bool = False) -> list[int]: ...
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
@@ -58,9 +56,7 @@ class Context:
         return prompt.question(question, pending_ids=self.pending_ids, follow_up=bool(self.turns))
 
 
-def answer_room(
-    context: Context, n_prompt: int, max_tokens: int | None, *, max_context: int, limit: int
-) -> int:
+def answer_room(context: Context, n_prompt: int, max_tokens: int | None, *, engine: EngineInfo, limit: int) -> int:
     """How many tokens the answer may have.
 
     Raises TooLong when the question does not fit or leaves no room for what was asked, Invalid for a
@@ -68,16 +64,17 @@ def answer_room(
     """
     if max_tokens is not None and not 1 <= max_tokens <= limit:
         raise Invalid(f"max_tokens is {max_tokens}; it must be from 1 to {limit}.", param="max_tokens")
-    used = context.n_document_tokens + context.n_turn_tokens
-    left = max_context - used - n_prompt
-    numbers = (
-        f"The model's context is {max_context} tokens: the document takes {context.n_document_tokens}, the "
-        f"{len(context.turns)} earlier turns {context.n_turn_tokens}, the question {n_prompt}"
-    )
+    room = engine.max_context - context.n_document_tokens
+    numbers = f"The model's context is {engine.max_context} tokens, the document takes {context.n_document_tokens}"
+    if 0 < engine.tail_tokens < room:
+        room = engine.tail_tokens
+        numbers = f"A session has room for {room} tokens beside its document"
+    numbers += f", the {len(context.turns)} earlier turns {context.n_turn_tokens}, the question {n_prompt}"
+    left = room - context.n_turn_tokens - n_prompt
     if left < _LEAST_ANSWER_TOKENS:
-        room = max(0, max_context - used - _LEAST_ANSWER_TOKENS)
+        most = max(0, left + n_prompt - _LEAST_ANSWER_TOKENS)
         raise TooLong(
-            f"{numbers}. Ask in at most {room} tokens, or start a new session to drop the earlier turns.",
+            f"{numbers}. Ask in at most {most} tokens, or begin a new session to drop the earlier turns.",
             param="question",
         )
     if max_tokens is not None and max_tokens > left:

@@ -66,7 +66,7 @@ class Preparation:
             context,
             len(prompt_ids),
             question.max_tokens,
-            max_context=self._engine.info.max_context,
+            engine=self._engine.info,
             limit=self._max_answer_tokens,
         )
         return Job(

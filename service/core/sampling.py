@@ -34,9 +34,7 @@ class Question:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise Invalid(f"top_p is {self.top_p}; it must be above 0 and at most 1.", param="top_p")
         if len(self.stop) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_CHARS for stop in self.stop):
-            raise Invalid(
-                f"stop takes at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters.", param="stop"
-            )
+            raise Invalid(f"stop takes at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters.", param="stop")
 
     def sampling(self, max_tokens: int) -> Sampling:
         return Sampling(
@@ -51,9 +49,9 @@ class Question:
     def parameters(self, max_tokens: int) -> dict[str, Any]:
         """What the turn's row keeps of the parameters."""
         sampling = self.sampling(max_tokens)
-        return {
-            name: getattr(sampling, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")
-        } | {"stop": list(self.stop)}
+        return {name: getattr(sampling, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")} | {
+            "stop": list(self.stop)
+        }
 
 
 def _in_range(name: str, value: float | None, low: float, high: float) -> None:

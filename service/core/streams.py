@@ -40,9 +40,7 @@ class AnswerStream:
     While no reader is attached for `grace_s`, `on_abandoned` is called, once.
     """
 
-    def __init__(
-        self, answer_id: str, session_id: str, *, grace_s: float, on_abandoned: Callable[[], None]
-    ) -> None:
+    def __init__(self, answer_id: str, session_id: str, *, grace_s: float, on_abandoned: Callable[[], None]) -> None:
         self.answer_id = answer_id
         self.session_id = session_id
         self.text = ""
@@ -55,9 +53,7 @@ class AnswerStream:
         self._start_timer(max(grace_s, _FIRST_READER_S))
 
     @classmethod
-    def finished(
-        cls, answer_id: str, session_id: str, text: str, closing: list[StreamEvent]
-    ) -> "AnswerStream":
+    def finished(cls, answer_id: str, session_id: str, text: str, closing: list[StreamEvent]) -> "AnswerStream":
         """The stream of an answer that is over, from what was stored of it."""
         stream = cls(answer_id, session_id, grace_s=0.0, on_abandoned=lambda: None)
         stream.add_text(text)

@@ -58,6 +58,7 @@ class FakeEngine:
         chunk_delay_s: float = 0.0,
         max_batch: int = 4,
         max_context: int = 8192,
+        tail_tokens: int = 0,
     ) -> None:
         self.reply = reply
         self.token_delay_s = token_delay_s
@@ -78,7 +79,7 @@ class FakeEngine:
             engine="fake", model_name="fake", compute_dtype="none", kv_type="k8v8",
             fingerprint=asdict(FAKE_FINGERPRINT), fingerprint_digest=FAKE_FINGERPRINT.digest,
             max_context=max_context, bytes_per_token=BYTES_PER_TOKEN, block_tokens=BLOCK_TOKENS,
-            max_batch=max_batch, pid=os.getpid(),
+            max_batch=max_batch, pid=os.getpid(), tail_tokens=tail_tokens,
         )  # fmt: skip
 
     @property

@@ -13,7 +13,10 @@ class DocumentRef(msgspec.Struct, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What an engine is, told once at start. `fingerprint` holds the fields of `cache_store.Fingerprint`."""
+    """What an engine is, told once at start. `fingerprint` holds the fields of `cache_store.Fingerprint`.
+
+    `tail_tokens`: what one session may hold beside its document (turns, question and answer); 0 is no bound.
+    """
 
     engine: str
     model_name: str
@@ -26,6 +29,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     block_tokens: int
     max_batch: int
     pid: int
+    tail_tokens: int = 0
 
 
 class Sampling(msgspec.Struct, frozen=True):

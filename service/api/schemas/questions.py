@@ -21,9 +21,7 @@ class QuestionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def to_question(self) -> Question:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Question(
-            self.question, self.max_tokens, self.temperature, self.top_p, self.top_k, stop, self.seed
-        )
+        return Question(self.question, self.max_tokens, self.temperature, self.top_p, self.top_k, stop, self.seed)
 
 
 class CitationBody(msgspec.Struct, frozen=True):

@@ -117,6 +117,4 @@ def _totals(turns: Sequence[TurnRow]) -> UsageTotals:
     def total(name: str) -> int:
         return sum((turn.usage or {}).get(name, 0) for turn in turns)
 
-    return UsageTotals(
-        len(turns), total("prefilled_tokens"), total("reused_tokens"), total("completion_tokens")
-    )
+    return UsageTotals(len(turns), total("prefilled_tokens"), total("reused_tokens"), total("completion_tokens"))

@@ -74,9 +74,7 @@ class _Pattern:
 
     def _add_unit(self, unit: str, index: PageIndex, rarest: float) -> float:
         unit_id = index.unit_id(unit)
-        if (
-            unit_id is None
-        ):  # a number the document lacks speaks against a passage, another word only a little
+        if unit_id is None:  # a number the document lacks speaks against a passage, another word only a little
             weight = 1.5 * rarest if unit[0].isdigit() else 0.4 * rarest
         else:
             weight = math.log1p(index.n_sentences / len(index.sentences_with(unit_id)))
@@ -132,9 +130,7 @@ class _Match:
 
 def _match(pattern: _Pattern, index: PageIndex, first: int, last: int) -> _Match:
     held_units = frozenset(u for u in pattern.unit_weights if _between(index.sentences_with(u), first, last))
-    held_pairs = frozenset(
-        p for p in pattern.pair_weights if _between(index.sentences_with_pair(*p), first, last)
-    )
+    held_pairs = frozenset(p for p in pattern.pair_weights if _between(index.sentences_with_pair(*p), first, last))
     score = pattern.scale(
         sum(pattern.unit_weights[u] for u in held_units), sum(pattern.pair_weights[p] for p in held_pairs)
     )
@@ -198,6 +194,4 @@ def cite(answer: str, index: PageIndex, *, document_id: str, question: str = "")
         for match, score in _passages(answer[start:end], index, hint):
             quote = index.quote(match.first, match.last)
             found[quote] = max(score, found.get(quote, 0.0))
-    return [
-        Citation(document_id, page, text, round(min(score, 1.0), 3)) for (page, text), score in found.items()
-    ]
+    return [Citation(document_id, page, text, round(min(score, 1.0), 3)) for (page, text), score in found.items()]

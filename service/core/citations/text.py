@@ -58,9 +58,7 @@ def sentences(text: str) -> list[tuple[int, int]]:
 
 def _full_stops(text: str) -> Iterator[int]:
     for match in _FULL_STOP.finditer(text):
-        if text[match.start()] != "." or not _ABBREVIATION.search(
-            text, max(0, match.start() - 12), match.start()
-        ):
+        if text[match.start()] != "." or not _ABBREVIATION.search(text, max(0, match.start() - 12), match.start()):
             yield match.end()
 
 

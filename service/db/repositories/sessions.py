@@ -32,9 +32,7 @@ class Sessions:
         return (await self._session.scalars(query)).all()
 
     async def touch(self, session_id: str, now: float) -> None:
-        await self._session.execute(
-            update(SessionRow).where(SessionRow.id == session_id).values(updated_at=now)
-        )
+        await self._session.execute(update(SessionRow).where(SessionRow.id == session_id).values(updated_at=now))
 
     async def remove(self, row: SessionRow) -> None:
         """Remove the session with its turns."""

@@ -56,9 +56,7 @@ class Turns:
         query = update(TurnRow).where(TurnRow.status == "running")
         if session_id is not None:
             query = query.where(TurnRow.session_id == session_id)
-        return await self._changed(
-            query.values(status="failed", error_code=code, error_detail=detail, kv_id=None)
-        )
+        return await self._changed(query.values(status="failed", error_code=code, error_detail=detail, kv_id=None))
 
     async def unshared_kv(self, session_id: str) -> list[str]:
         """Ids of stored KV that only this session's turns use."""

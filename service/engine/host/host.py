@@ -82,6 +82,7 @@ class EngineHost:
             block_tokens=runner.layout.block_tokens,
             max_batch=places,
             pid=os.getpid(),
+            tail_tokens=runner.limits.tail_tokens,
         )
 
     @property

@@ -143,9 +143,7 @@ async def test_refused_sessions(client, ids, status) -> None:
 async def test_a_session_over_a_document_that_is_not_ready(open_client, settings) -> None:
     engine = FakeEngine(chunk_delay_s=30, max_context=20_000)
     async with open_client(engine=engine) as client:
-        document_id = (await client.post("/v1/documents", files={"file": ("a.txt", b"word " * 200)})).json()[
-            "id"
-        ]
+        document_id = (await client.post("/v1/documents", files={"file": ("a.txt", b"word " * 200)})).json()["id"]
         response = await client.post("/v1/sessions", json={"document_ids": [document_id]})
         assert response.status_code == 409
         assert response.json()["error"]["code"] == "document_not_ready"
@@ -202,9 +200,7 @@ def test_a_client_that_comes_back_loses_nothing(serve) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_answer(serve, stream: bool) -> None:
-    with serve(
-        FakeEngine(["x"] * 4000, max_context=20_000, token_delay_s=0.01), disconnect_grace_s=0
-    ) as live:
+    with serve(FakeEngine(["x"] * 4000, max_context=20_000, token_delay_s=0.01), disconnect_grace_s=0) as live:
         session_id = live.session(live.document())
         path, body = f"/v1/sessions/{session_id}/questions", {"question": "Go on.", "stream": stream}
         with live.client() as client, suppress(httpx.ReadTimeout):

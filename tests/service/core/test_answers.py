@@ -81,9 +81,7 @@ class World:
         self.files = TurnFiles()
         self.conversations = self.build()
 
-    def build(
-        self, *, queue_limit: int = 8, grace_s: float = 0.05, prompt_digest: str = "p1"
-    ) -> Conversations:
+    def build(self, *, queue_limit: int = 8, grace_s: float = 0.05, prompt_digest: str = "p1") -> Conversations:
         return Conversations.over(
             self.database, self.engine, self.snapshots, self.files, prompt=BytePrompt(),
             prompt_digest=prompt_digest, clock=SystemClock(), limits=Limits(queue_limit, grace_s, 64),
@@ -149,9 +147,7 @@ async def test_answer_has_every_field_of_the_contract(world: World) -> None:
     assert answer["citations"] == [
         {"document_id": "doc_1", "page": 1, "quote": "The fee is 1,275 pounds.", "score": 1.0}
     ]
-    assert answer["provenance"] == [
-        {"document_id": "doc_1", "first_page": 1, "last_page": 1, "mode": "verbatim"}
-    ]
+    assert answer["provenance"] == [{"document_id": "doc_1", "first_page": 1, "last_page": 1, "mode": "verbatim"}]
     assert answer["usage"] == {
         "document_tokens": 600, "reused_tokens": 600, "prefilled_tokens": len(prompt), "completion_tokens": 3,
     }  # fmt: skip
@@ -203,9 +199,7 @@ async def test_follow_up_after_a_restart_is_the_same_request(world: World) -> No
         ({"question": "x" * 1420, "max_tokens": 60}, TooLong, "26 are left"),
     ],
 )
-async def test_refusals_keep_nothing(
-    world: World, options: dict[str, Any], error: type[Exception], words: str
-) -> None:
+async def test_refusals_keep_nothing(world: World, options: dict[str, Any], error: type[Exception], words: str) -> None:
     session_id = await world.session()
     with pytest.raises(error, match=words):
         await world.answer(session_id, **{"question": "Who?", **options})
@@ -216,6 +210,16 @@ async def test_refusals_keep_nothing(
 async def test_answers_are_cut_to_the_room_that_is_left(world: World) -> None:
     await world.answer(await world.session(), "x" * 1420)
     assert world.engine.answered[0].sampling.max_tokens == 2048 - 600 - 1422
+
+
+async def test_a_session_that_holds_as_much_as_the_engine_can(world: World) -> None:
+    world.engine = FakeEngine(max_context=100_000, tail_tokens=300)
+    world.engine.snapshots[REF] = (digest_of(DOCUMENT_IDS), len(DOCUMENT_IDS))
+    world.conversations = world.build()
+    session_id = await world.session()
+    await world.answer(session_id, "x" * 200)
+    with pytest.raises(TooLong, match="room for 300 tokens beside its document, the 1 earlier turns 205"):
+        await world.ask(session_id, "y" * 100)
 
 
 async def test_unknown_and_foreign_sessions(world: World) -> None:

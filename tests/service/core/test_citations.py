@@ -17,14 +17,11 @@ PAGES = [
     PageText(n, text)
     for n, text in enumerate(
         [
-            "1. Parties\nThis lease is made between Orla Fennimore (the landlord) and "
-            "Bram Oyelaran\n(the tenant).",
+            "1. Parties\nThis lease is made between Orla Fennimore (the landlord) and Bram Oyelaran\n(the tenant).",
             "2. Rent\nThe monthly rent is EUR 4,200, payable in advance on the\nthird day of each month. "
             "A late payment costs 5 percent of the rent.",
-            "3. Notice\nEither party may end the lease with ninety days of notice, "
-            "given in\nwriting to the other.",
-            "4. 附录\n甲方应于每月五日前向乙方支付租金人民币四千二百元。\n"
-            "乙方不得转租房屋。本合同有效期为三年。",
+            "3. Notice\nEither party may end the lease with ninety days of notice, given in\nwriting to the other.",
+            "4. 附录\n甲方应于每月五日前向乙方支付租金人民币四千二百元。\n乙方不得转租房屋。本合同有效期为三年。",
             "Nothing more is agreed. The annex lists Tarrowmere, Kestwick and Dunholme as storage places.",
         ],
         start=1,
@@ -68,9 +65,7 @@ def test_verbatim_scores_one_and_a_wrong_number_clearly_less(index: PageIndex) -
 
 
 def test_the_question_decides_between_equal_matches() -> None:
-    pages = [
-        PageText(n, f"The {thing} takes 30 days.") for n, thing in enumerate(("audit", "repair", "appeal"), 1)
-    ]
+    pages = [PageText(n, f"The {thing} takes 30 days.") for n, thing in enumerate(("audit", "repair", "appeal"), 1)]
     index = PageIndex(pages)
     assert [c.page for c in ask(index, "30 days.", "How long does the repair take?")] == [2]
     assert [c.page for c in ask(index, "30 days.", "How long does the appeal take?")] == [3]
