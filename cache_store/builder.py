@@ -171,11 +171,12 @@ class SnapshotBuilder:
 
     def abort(self) -> None:
         """Remove everything this build wrote."""
-        self._close_files()
-        with storage_errors("removing a build"):
-            self._drop_journal()
-            self._area.discard(self._directory)
-        self.close()
+        try:
+            with storage_errors("removing a build"):
+                self._drop_journal()
+                self._area.discard(self._directory)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Give back the lock and the files. A journal stays for the next `begin`."""
@@ -186,9 +187,10 @@ class SnapshotBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._published and self._journal is None:
+        if self._published or self._is_document:
+            self.close()
+        else:
             self.abort()
-        self.close()
 
     def _places(self, block: int) -> list[tuple[Shard, int]]:
         """The shard of each layer of a block, in order of the layers."""
@@ -267,14 +269,23 @@ class SnapshotBuilder:
             # A damaged copy must not keep its own replacement from being built.
             self._disk.remove(oldest.with_suffix(".json"))
             self._area.discard(oldest)
-        if self._subject.name.key.kind == "document":
-            self._disk.sync_dir(self._directory)
-            path = self._area.journal(self._subject.name)
-            self._journal = Journal.create(path, self._subject.line(), self._disk)
-            self._disk.sync_dir(self._area.building)
+        try:
+            if self._is_document:
+                self._begin_journal()
+        except BaseException:
+            self._area.discard(self._directory)
+            raise
+
+    def _begin_journal(self) -> None:
+        self._disk.sync_dir(self._directory)
+        path = self._area.journal(self._subject.name)
+        self._journal = Journal.create(path, self._subject.line(), self._disk)
+        self._disk.sync_dir(self._area.building)
 
     def _reserved(self, needed: int) -> bool:
         """Under the store's lock: check the budget and put the shards on disk at their full length."""
+        # Giving back what was reserved costs a turn as much as a sync; its manifest is a few KB.
+        reserved = self._manifest_room if self._is_document else 0
         with self._area.guard():
             if self._area.ledger.shortfall(needed):
                 return False
@@ -283,11 +294,11 @@ class SnapshotBuilder:
                 for shard in self._geometry.shards:
                     self._fds.append(self._disk.create(self._directory / shard.file_name, shard.nbytes))
                     self._disk.write_at(self._fds[-1], self._preamble(shard), 0)
-                os.close(self._disk.create(self._directory / MANIFEST_NAME, self._manifest_room))
+                os.close(self._disk.create(self._directory / MANIFEST_NAME, reserved))
             except BaseException:
                 self._disk.remove(self._directory)
                 raise
-            self._area.ledger.add(needed)
+            self._area.ledger.add(self._geometry.nbytes + reserved)
         return True
 
     def _preamble(self, shard: Shard) -> bytes:
@@ -296,17 +307,22 @@ class SnapshotBuilder:
         return shard.header + self._subject.token_ids[shard.first_token : last].astype("<i4").tobytes()
 
     @property
+    def _is_document(self) -> bool:
+        return self._subject.name.key.kind == "document"
+
+    @property
     def _manifest_room(self) -> int:
         """Bytes reserved for the manifest: 11 for each checksum in base64, the block table, the rest."""
         return 8192 + self.n_blocks * (11 * self._subject.layout.n_layers + 40)
 
     def _write_manifest(self, data: bytes) -> int:
-        """Fill the file reserved for it; the change of its length."""
+        """Fill the file made for it; the change of its length."""
         fd = os.open(self._directory / MANIFEST_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             before = os.fstat(fd).st_size
             self._disk.write_at(fd, data, 0)
-            self._disk.truncate(fd, len(data))
+            if before > len(data):
+                self._disk.truncate(fd, len(data))
             self._disk.sync_data(fd)
         finally:
             os.close(fd)

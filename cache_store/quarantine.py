@@ -69,8 +69,9 @@ def _movable(snapshots: Path, name: EntryName) -> Path | None:
 
 
 def _is(path: Path, directory_id: tuple[int, int]) -> bool:
+    """Whether `path` is that directory, or no directory at all and thus never a good snapshot."""
     status = path.lstat()
-    return (status.st_dev, status.st_ino) == directory_id
+    return not stat.S_ISDIR(status.st_mode) or (status.st_dev, status.st_ino) == directory_id
 
 
 def _write_note(area: Area, path: Path, note: QuarantineNote) -> None:

@@ -54,6 +54,7 @@ class SnapshotReader:
         self.directory_id = (0, 0)
         self._on_damage = on_damage
         self._fds: list[int] = []
+        self._buffers = _Buffers()
         self._running: list[Generator[Run, None, None]] = []
         try:
             directory = self._own(_located(snapshots, name))
@@ -166,7 +167,7 @@ class SnapshotReader:
             raise self._damage(error) from None
 
     def _verified(self, shard: Shard, layer: int) -> memoryview:
-        records = np.empty(shard.layer_nbytes, np.uint8).data
+        records = self._buffers.take(shard.layer_nbytes)
         if read_into(self._shard_fds[shard.index], records, shard.layer_offset(layer)) != len(records):
             raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} ends within layer {layer}")
         at = 0
@@ -184,6 +185,32 @@ class SnapshotReader:
         if self._on_damage is not None:
             self._on_damage(self, miss)
         return miss
+
+
+class _Buffers:
+    """Memory for records, used again once nobody looks at it: new pages cost more than reading into them."""
+
+    def __init__(self) -> None:
+        self._pool: list[bytearray] = []
+
+    def take(self, nbytes: int) -> memoryview:
+        for buffer in self._pool:
+            if len(buffer) >= nbytes and _is_idle(buffer):
+                return memoryview(buffer)[:nbytes]
+        buffer = bytearray(nbytes)
+        if len(self._pool) < _READ_AHEAD + 3:
+            self._pool.append(buffer)
+        return memoryview(buffer)
+
+
+def _is_idle(buffer: bytearray) -> bool:
+    """Whether no view of `buffer` is left: Python refuses to resize a bytearray that has one."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    buffer.pop()
+    return True
 
 
 def read_stored_manifest(snapshots: Path, name: EntryName) -> Manifest:

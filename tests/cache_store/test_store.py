@@ -307,3 +307,17 @@ def test_shards_cover_every_record_once(shard_nbytes: int, n_tokens: int) -> Non
         assert [end for _, end in spans[:-1]] == [start for start, _ in spans[1:]]
         assert spans[-1][1] == shard.nbytes
     assert seen == {(b, n): 1 for b in range(plan.n_blocks) for n in range(LAYOUT.n_layers)}
+
+
+def test_runs_that_are_kept_keep_their_bytes(store: SnapshotStore) -> None:
+    layout = KVLayout(n_layers=12, n_kv_heads=2, head_dim=64, kv_type=KVType.K8V8)
+    recipe = Recipe(layout=layout, n_tokens=900)
+    assert recipe.build(store).nbytes > 2 << 20
+    with store.open(KEY, FINGERPRINT, layout) as reader:
+        kept = [
+            (layer, first, np.frombuffer(records, np.uint8), n)
+            for layer, first, records, n in reader.layers()
+        ]
+        for records in (r for layer in range(12) for r in reader.read_layer(layer)):
+            assert records[2].nbytes
+        assert recipe.unpacked([(a, b, c.tobytes(), d) for a, b, c, d in kept]) == recipe.blocks
