@@ -56,9 +56,7 @@ class Ledger:
         """Bytes to free before `needed_nbytes` more fit; 0 when they do. Raises BudgetExceeded when they are
         more than the whole budget."""
         if self.budget_nbytes is not None and needed_nbytes > self.budget_nbytes:
-            detail = (
-                f"a snapshot of {needed_nbytes} bytes is larger than the whole budget of {self.budget_nbytes}"
-            )
+            detail = f"a snapshot of {needed_nbytes} bytes is larger than the whole budget of {self.budget_nbytes}"
             raise BudgetExceeded(needed_nbytes, self.budget_nbytes, detail)
         return max(0, needed_nbytes - self.available())
 

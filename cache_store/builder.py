@@ -61,9 +61,7 @@ class BuildSubject:
             }
         )
 
-    def manifest(
-        self, geometry: Geometry, checksums: bytes, created_at: float, canary: Canary | None
-    ) -> Manifest:
+    def manifest(self, geometry: Geometry, checksums: bytes, created_at: float, canary: Canary | None) -> Manifest:
         key, n_tokens = self.name.key, len(self.token_ids)
         return Manifest(
             owner_id=key.owner_id,

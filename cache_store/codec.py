@@ -104,9 +104,7 @@ def decode_records(
 def _check_shape(name: str, x: Tensor, layout: KVLayout, n_tokens: int) -> None:
     heads, tokens, dim = x.shape
     if heads != layout.n_kv_heads or dim != layout.head_dim or tokens < n_tokens:
-        raise ValueError(
-            f"{name} is {list(x.shape)}, not [{layout.n_kv_heads}, {n_tokens}, {layout.head_dim}]"
-        )
+        raise ValueError(f"{name} is {list(x.shape)}, not [{layout.n_kv_heads}, {n_tokens}, {layout.head_dim}]")
 
 
 def _runs(n_tokens: int, layout: KVLayout) -> list[tuple[int, int, int]]:
@@ -198,9 +196,7 @@ def _encode(x: Tensor, bits: int, codes: Tensor, scales: Tensor, rotated: bool) 
     scales.copy_(scale.squeeze(-1).view(torch.uint8))
     divisor = scale.to(torch.float32)
     low, high = (-127, 127) if bits == 8 else (-8, 7)
-    ints = (
-        (groups / divisor).round_().clamp_(low, high).masked_fill_(divisor == 0, 0).to(torch.int8).flatten(-2)
-    )
+    ints = (groups / divisor).round_().clamp_(low, high).masked_fill_(divisor == 0, 0).to(torch.int8).flatten(-2)
     codes.copy_(ints.view(torch.uint8) if bits == 8 else _packed(ints))
 
 

@@ -19,9 +19,7 @@ class QuarantineNote(msgspec.Struct, frozen=True):
     at: float
 
 
-def set_aside(
-    area: Area, name: EntryName, note: QuarantineNote, directory_id: tuple[int, int] | None = None
-) -> bool:
+def set_aside(area: Area, name: EntryName, note: QuarantineNote, directory_id: tuple[int, int] | None = None) -> bool:
     """Move a published snapshot to the quarantine, in place of an earlier copy of the same name.
 
     With `directory_id` (device and inode) only that very directory is moved: a reader that finds damage

@@ -89,9 +89,7 @@ class Geometry:
         return xxhash.xxh3_64_intdigest(record, seed)
 
 
-def plan_shards(
-    name: EntryName, layout: KVLayout, n_tokens: int, *, shard_nbytes: int = SHARD_NBYTES
-) -> Geometry:
+def plan_shards(name: EntryName, layout: KVLayout, n_tokens: int, *, shard_nbytes: int = SHARD_NBYTES) -> Geometry:
     """The shards of a snapshot of `n_tokens` tokens, none above `shard_nbytes` unless a single record is."""
     room = max(1, shard_nbytes - min(_HEADER_ROOM, shard_nbytes // 8))
     record = layout.record_nbytes(layout.block_tokens)
@@ -121,9 +119,7 @@ def _shard(
     lengths = layout.block_lengths(tokens)
     layer_nbytes = sum(layout.record_nbytes(n) for n in lengths)
     header = _header(name, index, tokens, range(first_layer, first_layer + n_layers), layer_nbytes)
-    return Shard(
-        index, first_block, len(lengths), first_layer, n_layers, first_token, tokens, layer_nbytes, header
-    )
+    return Shard(index, first_block, len(lengths), first_layer, n_layers, first_token, tokens, layer_nbytes, header)
 
 
 def _header(name: EntryName, index: int, n_tokens: int, layers: range, layer_nbytes: int) -> bytes:

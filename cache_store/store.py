@@ -95,9 +95,7 @@ class SnapshotStore:
         if not tokens.size or tokens.min() < 0 or tokens.max() >= 1 << 31:
             raise ValueError("a snapshot has at least one token, and token ids are 31-bit numbers")
         name = EntryName(key, fingerprint.digest)
-        subject = BuildSubject(
-            name, fingerprint, layout, tokens.astype("<i4"), context_digest, first_position
-        )
+        subject = BuildSubject(name, fingerprint, layout, tokens.astype("<i4"), context_digest, first_position)
         with storage_errors("locking a snapshot"):
             lock = BuildLock(self._area.lock(name))
         try:

@@ -39,9 +39,7 @@ def test_larger_than_the_whole_budget(root: Path, recipe: Recipe) -> None:
     assert tree(root) == before
 
 
-def test_refused_before_the_write_and_admitted_after_a_deletion(
-    root: Path, tmp_path: Path, recipe: Recipe
-) -> None:
+def test_refused_before_the_write_and_admitted_after_a_deletion(root: Path, tmp_path: Path, recipe: Recipe) -> None:
     store = SnapshotStore(root, budget_nbytes=int(1.5 * reservation(tmp_path, recipe)))
     other = replace(recipe, key=SnapshotKey("bob", "document", "b"))
     recipe.build(store)
@@ -154,7 +152,7 @@ def expect_whole_or_absent(store: SnapshotStore, recipe: Recipe) -> None:
 @pytest.mark.parametrize("kind", ["document", "turn"])
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_disk_that_is_full_at_any_step(root: Path, recipe: Recipe, kind: str, times: int) -> None:
-    recipe = replace(recipe, key=replace(KEY, kind=kind))
+    recipe = replace(recipe, key=replace(KEY, kind=kind), n_tokens=12)
     healthy = SnapshotStore(root)
     for step in range(1000):
         disk = Failing(step + 6, times)

@@ -178,9 +178,7 @@ def test_strided_inputs_and_outputs() -> None:
     records = encode_records(k, v, layout)
     assert encode_records(scattered_k, scattered_v, layout) == records
     wide = torch.zeros(50, 2, 2, 64, dtype=torch.bfloat16)
-    decode_records(
-        joined(records), 40, layout, out_k=wide[:, 0].transpose(0, 1), out_v=wide[:, 1].transpose(0, 1)
-    )
+    decode_records(joined(records), 40, layout, out_k=wide[:, 0].transpose(0, 1), out_v=wide[:, 1].transpose(0, 1))
     expected = decode(joined(records), 40, layout, torch.bfloat16)
     assert torch.equal(wide[:40, 0].transpose(0, 1), expected[0])
     assert torch.equal(wide[:40, 1].transpose(0, 1), expected[1])

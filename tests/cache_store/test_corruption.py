@@ -191,9 +191,7 @@ def test_the_directory_of_another_document(store: SnapshotStore, recipe: Recipe,
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Fingerprint)])
-def test_every_field_of_the_fingerprint_counts(
-    store: SnapshotStore, recipe: Recipe, root: Path, name: str
-) -> None:
+def test_every_field_of_the_fingerprint_counts(store: SnapshotStore, recipe: Recipe, root: Path, name: str) -> None:
     recipe.build(store)
     changed = replace(recipe, fingerprint=replace(FINGERPRINT, **{name: "other"}))
     with pytest.raises(SnapshotMiss, match=name) as miss:
@@ -207,9 +205,7 @@ def test_every_field_of_the_fingerprint_counts(
 
 def test_another_layout(store: SnapshotStore, recipe: Recipe, root: Path) -> None:
     recipe.build(store)
-    expect_miss(
-        store, replace(recipe, layout=replace(LAYOUT, kv_type=KVType.K8V8)), MissReason.FINGERPRINT, root
-    )
+    expect_miss(store, replace(recipe, layout=replace(LAYOUT, kv_type=KVType.K8V8)), MissReason.FINGERPRINT, root)
 
 
 def rewrite(root: Path, recipe: Recipe, change: Callable[[dict[str, object]], None]) -> None:
@@ -236,9 +232,7 @@ def rewrite(root: Path, recipe: Recipe, change: Callable[[dict[str, object]], No
     ],
     ids=str,
 )
-def test_another_format_version(
-    store: SnapshotStore, recipe: Recipe, root: Path, change: dict[str, object]
-) -> None:
+def test_another_format_version(store: SnapshotStore, recipe: Recipe, root: Path, change: dict[str, object]) -> None:
     recipe.build(store)
     rewrite(root, recipe, lambda body: body.update(change))
     expect_miss(store, recipe, MissReason.VERSION, root)
@@ -281,9 +275,7 @@ def test_impossible_numbers_in_a_manifest_with_a_right_checksum(
     expect_miss(store, recipe, MissReason.CHECKSUM, root)
 
 
-@pytest.mark.parametrize(
-    "data", [b"null", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"xxh3":1,"body":{}}']
-)
+@pytest.mark.parametrize("data", [b"null", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"xxh3":1,"body":{}}'])
 def test_a_manifest_that_is_none(store: SnapshotStore, recipe: Recipe, root: Path, data: bytes) -> None:
     recipe.build(store)
     (recipe.directory(root) / "manifest.json").write_bytes(data)
@@ -349,9 +341,7 @@ def test_a_linked_directory_is_not_followed(
     assert recipe.read(store) == recipe.blocks
 
 
-def test_deleting_does_not_follow_links(
-    store: SnapshotStore, recipe: Recipe, root: Path, tmp_path: Path
-) -> None:
+def test_deleting_does_not_follow_links(store: SnapshotStore, recipe: Recipe, root: Path, tmp_path: Path) -> None:
     recipe.build(store)
     outside = recipe.directory(root).parent.rename(tmp_path / "outside")
     recipe.directory(root).parent.symlink_to(outside)
@@ -360,9 +350,7 @@ def test_deleting_does_not_follow_links(
     assert store.entries() == []
 
 
-def test_a_late_reader_does_not_quarantine_the_replacement(
-    store: SnapshotStore, recipe: Recipe, root: Path
-) -> None:
+def test_a_late_reader_does_not_quarantine_the_replacement(store: SnapshotStore, recipe: Recipe, root: Path) -> None:
     recipe.build(store)
     with store.open(KEY, FINGERPRINT, LAYOUT) as reader:
         flip(shard_paths(root, recipe)[0], 4000)
@@ -415,9 +403,7 @@ def test_verify_finds_damage_and_changes_nothing(store: SnapshotStore, recipe: R
 
 def test_a_manifest_round_trip_keeps_optional_fields(store: SnapshotStore, recipe: Recipe) -> None:
     manifest = recipe.build(store)
-    full: Manifest = msgspec.structs.replace(
-        manifest, page_map=[(0, 20), (20, 43)], retention={"sink_tokens": 4}
-    )
+    full: Manifest = msgspec.structs.replace(manifest, page_map=[(0, 20), (20, 43)], retention={"sink_tokens": 4})
     assert decode_manifest(encode_manifest(full)) == full
 
 

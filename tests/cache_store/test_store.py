@@ -28,9 +28,7 @@ def test_what_was_written_is_read(store: SnapshotStore, recipe: Recipe) -> None:
         assert reader.manifest.next_position == 43
         assert reader.manifest.blocks.n_tokens == [8, 8, 8, 8, 8, 3]
         for layer in range(LAYOUT.n_layers):
-            runs = [
-                (n, first, bytes(records), count) for n, first, records, count in reader.read_layer(layer)
-            ]
+            runs = [(n, first, bytes(records), count) for n, first, records, count in reader.read_layer(layer)]
             assert [b[layer] for b in recipe.unpacked(runs)] == [b[layer] for b in recipe.blocks]
         reader.verify_all()
 
@@ -96,9 +94,7 @@ def test_deletion_takes_every_copy_of_one_key_and_nothing_of_others(
     assert store.usage() == store.sweep().used_nbytes
 
 
-def test_a_build_that_was_deleted_does_not_come_back(
-    store: SnapshotStore, recipe: Recipe, root: Path
-) -> None:
+def test_a_build_that_was_deleted_does_not_come_back(store: SnapshotStore, recipe: Recipe, root: Path) -> None:
     with recipe.begin(store) as builder:
         for records in recipe.blocks:
             builder.append(records)
@@ -134,9 +130,7 @@ def test_a_build_goes_on_from_its_journal(store: SnapshotStore, recipe: Recipe, 
     ],
     ids=["tokens", "length", "layout"],
 )
-def test_a_journal_of_something_else_is_dropped(
-    store: SnapshotStore, recipe: Recipe, other: dict[str, object]
-) -> None:
+def test_a_journal_of_something_else_is_dropped(store: SnapshotStore, recipe: Recipe, other: dict[str, object]) -> None:
     with recipe.begin(store) as builder:
         builder.append(recipe.blocks[0])
     changed = replace(recipe, **other)
@@ -251,9 +245,7 @@ def test_tokens_asked_for_must_be_those_stored(store: SnapshotStore, recipe: Rec
 
 def test_a_turn_belongs_to_its_context(store: SnapshotStore, recipe: Recipe) -> None:
     turn = SnapshotKey("alice", "turn", "turn-1")
-    with store.begin(
-        turn, FINGERPRINT, LAYOUT, recipe.tokens, context_digest="c", first_position=100
-    ) as builder:
+    with store.begin(turn, FINGERPRINT, LAYOUT, recipe.tokens, context_digest="c", first_position=100) as builder:
         for records in recipe.blocks:
             builder.append(records)
         builder.publish()
@@ -314,10 +306,7 @@ def test_runs_that_are_kept_keep_their_bytes(store: SnapshotStore) -> None:
     recipe = Recipe(layout=layout, n_tokens=900)
     assert recipe.build(store).nbytes > 2 << 20
     with store.open(KEY, FINGERPRINT, layout) as reader:
-        kept = [
-            (layer, first, np.frombuffer(records, np.uint8), n)
-            for layer, first, records, n in reader.layers()
-        ]
+        kept = [(layer, first, np.frombuffer(records, np.uint8), n) for layer, first, records, n in reader.layers()]
         for records in (r for layer in range(12) for r in reader.read_layer(layer)):
             assert records[2].nbytes
         assert recipe.unpacked([(a, b, c.tobytes(), d) for a, b, c, d in kept]) == recipe.blocks

@@ -1,0 +1,45 @@
+"""The golden snapshot of format version 1. ``python -m tests.cache_store.golden`` writes it anew."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cache_store.codec import encode_records
+from cache_store.layout import KVLayout, KVType
+from cache_store.store import SnapshotStore
+from tests.cache_store.recipes import CANARY, FINGERPRINT, KEY
+
+DIRECTORY = Path(__file__).parent / "golden_v1"
+LAYOUT = KVLayout(n_layers=2, n_kv_heads=1, head_dim=32, kv_type=KVType.K8V4, block_tokens=8)
+TOKENS = [(i * 7919) % 32003 for i in range(11)]
+
+
+@dataclass
+class Clock:
+    now: float = 1.75e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def golden_kv(layer: int) -> tuple[Tensor, Tensor]:
+    """Keys and values with exact binary fractions, the same on every machine."""
+    steps = torch.arange(2 * 11 * 32) * 37 + layer * 11
+    k, v = ((steps % 101 - 50) / 16).view(2, 1, 11, 32)
+    return k, v
+
+
+def write_golden(root: Path, records: list[list[bytes]]) -> None:
+    """Write the golden snapshot with the given records, ``[layer][block]``, into a store at `root`."""
+    store = SnapshotStore(root, clock=Clock())
+    with store.begin(KEY, FINGERPRINT, LAYOUT, TOKENS) as builder:
+        for block in zip(*records, strict=True):
+            builder.append(block)
+        builder.publish(canary=CANARY)
+
+
+if __name__ == "__main__":
+    encoded = [[bytes(r) for r in encode_records(*golden_kv(layer), LAYOUT)] for layer in range(2)]
+    write_golden(DIRECTORY, encoded)

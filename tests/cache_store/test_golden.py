@@ -1,0 +1,55 @@
+"""A snapshot written by format version 1 stays readable, and version 1 is still what is written."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from cache_store.codec import decode_records, rotate
+from cache_store.store import SnapshotStore
+from tests.cache_store.golden import DIRECTORY, LAYOUT, TOKENS, golden_kv, write_golden
+from tests.cache_store.recipes import CANARY, FINGERPRINT, KEY
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DIRECTORY, tmp_path / "golden"))
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (root / "snapshots").rglob("*") if path.is_file()}
+
+
+def test_the_golden_snapshot_is_read(copy: Path) -> None:
+    with SnapshotStore(copy).open(KEY, FINGERPRINT, LAYOUT) as reader:
+        assert reader.token_ids.tolist() == TOKENS
+        assert reader.canary == CANARY
+        assert reader.manifest.created_at == 1.75e9
+        for layer, first, records, n_tokens in reader.layers():
+            assert (first, n_tokens) == (0, 11)
+            out_k, out_v = torch.zeros(2, 1, 11, 32)
+            decode_records(records, n_tokens, LAYOUT, out_k=out_k, out_v=out_v)
+            k, v = golden_kv(layer)
+            assert (out_k - k).abs().max() < 0.12
+            assert (out_v - v).abs().max() < 1.5
+
+
+def test_the_golden_records_mean_what_they_meant(copy: Path) -> None:
+    """Exact values of one token: codes times scales, read by hand from the record's bytes."""
+    with SnapshotStore(copy).open(KEY, FINGERPRINT, LAYOUT) as reader:
+        ((_, _, records, n_tokens),) = reader.read_layer(1)
+    out_k, out_v = torch.zeros(2, 1, 11, 32)
+    decode_records(records, n_tokens, LAYOUT, out_k=out_k, out_v=out_v, rotated=True)
+    codes = torch.frombuffer(records, dtype=torch.int8)[:32].float()
+    scale = torch.frombuffer(records, dtype=torch.float16, offset=8 * 32, count=1).float()
+    assert torch.equal(out_k[0, 0], codes * scale)
+    torch.testing.assert_close(out_k[0, 0], rotate(golden_kv(1)[0])[0, 0], atol=0.04, rtol=0)
+
+
+def test_the_golden_bytes_are_what_is_written_today(copy: Path, tmp_path: Path) -> None:
+    with SnapshotStore(copy).open(KEY, FINGERPRINT, LAYOUT) as reader:
+        runs = {layer: bytes(records) for layer, _, records, _ in reader.layers()}
+    whole = LAYOUT.record_nbytes(8)
+    write_golden(tmp_path / "new", [[runs[layer][:whole], runs[layer][whole:]] for layer in range(2)])
+    assert files(tmp_path / "new") == files(copy)
