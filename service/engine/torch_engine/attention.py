@@ -93,8 +93,8 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor
     """Output FP32 and log-sum-exp over a short tail; `mask` is added to ``[h, group, rows, n]`` scores."""
     scores = grouped_scores(q, k)
     if mask is not None:
-        h, _, n = scores.shape
-        scores.view(h, -1, mask.shape[0], n).add_(mask)
+        h, rows, n = scores.shape
+        scores.view(h, rows // mask.shape[0], mask.shape[0], n).add_(mask)
     lse = scores.logsumexp(-1)
     safe = lse.masked_fill(lse == -math.inf, 0.0)
     p = torch.exp(scores - safe[..., None])

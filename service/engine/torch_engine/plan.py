@@ -187,8 +187,10 @@ def _attend_many(layer: int, group: Group, document: DocumentKV, q: Tensor, kv_h
 
 def _attend_few(layer: int, group: Group, document: DocumentKV, q: Tensor, kv_heads: int) -> Tensor:
     """One softmax over document and tail scores side by side: fewer operations than merging two results."""
+    # Sizes are spelt out below: a probe that only re-feeds the document's last token has a tail of no tokens at
+    # all, and from no elements torch cannot infer a size.
     heads, n_rows, d = q.shape
-    n = document.n_tokens
+    n, group_heads = document.n_tokens, heads // kv_heads
     rows = _by_kv_head(q, kv_heads)
     tails = [_tail(layer, m) for m in group.members]
     longest = max(k.shape[1] for k, _ in tails)
@@ -199,18 +201,18 @@ def _attend_few(layer: int, group: Group, document: DocumentKV, q: Tensor, kv_he
         ),
         -1,
     )
-    by_row = scores.view(kv_heads, -1, n_rows, n + longest)
-    grouped_q = rows.view(kv_heads, -1, n_rows, d)
+    by_row = scores.view(kv_heads, group_heads, n_rows, n + longest)
+    grouped_q = rows.view(kv_heads, group_heads, n_rows, d)
     for m, (k, _) in zip(group.members, tails, strict=True):
         at = slice(m.first - group.first, m.first - group.first + m.n)
         own = grouped_q[:, :, at].reshape(kv_heads, -1, d)
-        part = attention.grouped_scores(own, k).view(kv_heads, -1, m.n, k.shape[1])
+        part = attention.grouped_scores(own, k).view(kv_heads, group_heads, m.n, k.shape[1])
         by_row[:, :, at, n : n + k.shape[1]] = part if m.mask is None else part + m.mask
     p = torch.softmax(scores, -1)
     out = attention.document_values(p[..., :n], document.v[layer], n).view(kv_heads, -1, n_rows, d)
     p_rows = p.view(by_row.shape)
     for m, (_, v) in zip(group.members, tails, strict=True):
         at = slice(m.first - group.first, m.first - group.first + m.n)
-        own = p_rows[:, :, at, n : n + v.shape[1]].reshape(kv_heads, -1, v.shape[1])
+        own = p_rows[:, :, at, n : n + v.shape[1]].reshape(kv_heads, group_heads * m.n, v.shape[1])
         out[:, :, at] += torch.bmm(own.to(v.dtype), v).view(kv_heads, -1, m.n, d)
     return out.reshape(heads, n_rows, d)
