@@ -35,7 +35,7 @@ class Answer:
         self,
         context: HostContext,
         request: AnswerRequest,
-        emit: Callable[[AnswerEvent], None],
+        emit: Callable[[AnswerEvent], object],
         cancel: CancelToken,
     ) -> None:
         self._context = context

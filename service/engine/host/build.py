@@ -25,7 +25,7 @@ class Build:
         self,
         context: HostContext,
         request: BuildRequest,
-        emit: Callable[[BuildProgress], None],
+        emit: Callable[[BuildProgress], object],
         cancel: CancelToken,
     ) -> None:
         self._context = context

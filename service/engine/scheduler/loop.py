@@ -107,6 +107,10 @@ class Scheduler:
         self._enqueue(lambda: self._chunks.put(chunk))
         return chunk.done
 
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
+
     def close(self) -> None:
         """End the thread after its current step or layer; what is still open fails with SchedulerClosed."""
         with self._wake:
