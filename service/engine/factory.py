@@ -51,12 +51,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def open_host(config: EngineConfig) -> "EngineHost":
     """Load the model and open the store: seconds. Raises ModelError, OSError, ValueError."""
-    from cache_store.store import SnapshotStore
-    from service.engine.host.host import EngineHost
-
     make = {"torch": _torch_parts, "fake": _fake_parts}.get(config.engine)
     if make is None:
         raise ValueError(f"no engine {config.engine!r}: it is torch or fake")
+    from cache_store.store import SnapshotStore
+    from service.engine.host.host import EngineHost
+
     runner, decoder, end_ids = make(config)
     if config.max_context:
         limits = runner.limits

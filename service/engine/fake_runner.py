@@ -218,9 +218,7 @@ class FakeRunner:
     def _logits(self, document: FakeDocument, tail: FakeTail, token: int) -> torch.Tensor:
         held = np.ascontiguousarray(tail.rows[:, : tail.n_tokens])
         seed = xxhash.xxh3_64_intdigest(held.data, seed=document.digest) if held.size else document.digest
-        logits = np.random.Generator(np.random.SFC64(seed)).standard_normal(
-            self.limits.vocab_size, np.float32
-        )
+        logits = np.random.Generator(np.random.SFC64(seed)).standard_normal(self.limits.vocab_size, np.float32)
         if token in self.poisoned:
             logits[:] = np.nan
         return torch.from_numpy(logits * 4)

@@ -19,7 +19,7 @@ from service.engine.messages import (
 )
 from service.engine.protocol import EngineLost
 from service.engine.scheduler.cancel import Reason
-from service.engine.scheduler.loop import SchedulerClosed
+from service.engine.scheduler.errors import SchedulerClosed
 
 
 class LocalEngine:

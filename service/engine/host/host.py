@@ -33,7 +33,8 @@ from service.engine.protocol import Runner
 from service.engine.scheduler.admission import FifoGate
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
 from service.engine.scheduler.detokenizer import Decoder
-from service.engine.scheduler.loop import Scheduler, SchedulerClosed
+from service.engine.scheduler.errors import SchedulerClosed
+from service.engine.scheduler.loop import Scheduler
 
 log = logging.getLogger(__name__)
 

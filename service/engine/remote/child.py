@@ -33,9 +33,7 @@ class EngineProcess:
         self._directory = directory
         self._ready = asyncio.Event()
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self._pumps = [
-            asyncio.create_task(self._pump(stream)) for stream in (process.stdout, process.stderr) if stream
-        ]
+        self._pumps = [asyncio.create_task(self._pump(stream)) for stream in (process.stdout, process.stderr) if stream]
 
     @classmethod
     async def start(cls, config: EngineConfig) -> "EngineProcess":

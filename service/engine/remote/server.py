@@ -14,16 +14,18 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from service.engine.factory import EngineConfig, open_host
-from service.engine.host.host import EngineHost
 from service.engine.messages import PROTOCOL_VERSION
 from service.engine.remote import wire
 from service.engine.scheduler.cancel import Reason
-from service.engine.scheduler.loop import SchedulerClosed
+from service.engine.scheduler.errors import SchedulerClosed
+
+if TYPE_CHECKING:
+    from service.engine.host.host import EngineHost
 
 log = logging.getLogger("service.engine.server")
 
@@ -36,7 +38,7 @@ Call = wire.Release | wire.ReleaseSession | wire.Stats | wire.Check
 class Connection:
     """One client. Requests it leaves open are cancelled when it goes."""
 
-    def __init__(self, host: EngineHost, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, host: "EngineHost", writer: asyncio.StreamWriter) -> None:
         self._host = host
         self._writer = writer
         self._loop = asyncio.get_running_loop()
@@ -68,9 +70,7 @@ class Connection:
                 self._calls.add(task)
                 task.add_done_callback(self._calls.discard)
 
-    def _start(
-        self, message: wire.Build | wire.Answer, start: Callable[[Any, Callable[[Any], None]], Any]
-    ) -> None:
+    def _start(self, message: wire.Build | wire.Answer, start: Callable[[Any, Callable[[Any], None]], Any]) -> None:
         call, request_id = message.call, message.request.request_id
         self._open.add(request_id)
         done = start(message.request, lambda event: self._post(wire.Event(call, event)))
@@ -104,7 +104,7 @@ class Connection:
             self._writer.write(wire.frame(message))
 
 
-async def serve(host: EngineHost, socket: Path, drain_s: float) -> None:
+async def serve(host: "EngineHost", socket: Path, drain_s: float) -> None:
     """Serve until SIGTERM or the end of the engine's thread; then drain, and close."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from service.engine.protocol import Runner
 from service.engine.scheduler.batching import Part, compose
 from service.engine.scheduler.chunks import Chunk, ChunkCancelled, ChunkQueue
+from service.engine.scheduler.errors import SchedulerClosed
 from service.engine.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,6 @@ T = TypeVar("T")
 
 CALL_SLICE_S = 0.02
 """Calls are done for at most this long between two steps, so that a restore does not hold up streams."""
-
-
-class SchedulerClosed(Exception):
-    """The engine's thread has ended; nothing more is computed."""
 
 
 @dataclass(slots=True)

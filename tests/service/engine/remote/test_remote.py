@@ -46,7 +46,7 @@ async def start(tmp_path):
 
     async def make(**more) -> EngineSupervisor:
         more.setdefault("store_dir", str(tmp_path / "store"))
-        supervisor = EngineSupervisor(EngineConfig(engine="fake", drain_s=2.0, **more))
+        supervisor = EngineSupervisor(EngineConfig(engine="fake", drain_s=4.0, **more))
         started.append(supervisor)
         await supervisor.start()
         return supervisor
@@ -72,7 +72,7 @@ async def build(engine, tokens=TOKENS):
 
 
 async def until(condition) -> None:
-    for _ in range(1000):
+    for _ in range(6000):
         if condition():
             return
         await asyncio.sleep(0.01)
@@ -135,7 +135,7 @@ async def test_kill_in_mid_answer_is_retryable_and_the_next_question_is_answered
     lost = (await every(events))[-1]
     assert isinstance(lost, Failed)
     assert (lost.code, lost.retryable) == ("engine_lost", True)
-    assert await engine.wait_alive(20)
+    assert await engine.wait_alive(90)
     again = await every(engine.answer(ask("first", max_tokens=5)))
     assert isinstance(again[0], AnswerStarted)
     assert (again[0].source, again[0].restored_tokens) == ("disk", 5000)
@@ -159,7 +159,7 @@ async def test_kill_in_mid_build_resumes_from_the_journal_with_equal_bytes(start
         last = event
     assert isinstance(last, Failed)
     assert last.retryable
-    assert await engine.wait_alive(20)
+    assert await engine.wait_alive(90)
     done = (await build(engine))[-1]
     assert isinstance(done, BuildDone)
     assert done.resumed_tokens >= durable
@@ -176,7 +176,7 @@ async def test_sigterm_lets_answers_end_with_what_they_have(start):
     closing = asyncio.create_task(engine.close())
     seen += await every(events)
     await closing
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 10
     assert isinstance(seen[-1], AnswerDone)
     assert (seen[-1].finish_reason, seen[-1].kv_stored) == ("cancelled", True)
     assert not engine.alive
@@ -193,7 +193,7 @@ async def test_calls_fail_cleanly_while_there_is_no_engine(start):
         await engine.check()
     assert (await engine.release(DOC)).objects == 0
     await engine.cancel("a")
-    assert await engine.wait_alive(20)
+    assert await engine.wait_alive(90)
 
 
 async def test_a_configuration_that_cannot_work_is_given_up_with_the_reason(tmp_path):
@@ -208,7 +208,7 @@ async def test_quick_failures_end_in_giving_up(start):
     for _ in range(2):
         os.kill(engine.info.pid, signal.SIGKILL)
         await until(lambda: not engine.alive)
-        if not await engine.wait_alive(20):
+        if not await engine.wait_alive(90):
             break
     assert not engine.alive
     assert engine.failure is not None
