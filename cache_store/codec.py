@@ -162,7 +162,9 @@ def _scratch(name: str, shape: Sequence[int], dtype: torch.dtype, device: torch.
     n = torch.Size(shape).numel()
     held = pool.get((name, device))
     if held is None or held.numel() < n:
-        held = pool[name, device] = torch.empty(n, dtype=dtype, device=device)
+        # Made in inference mode it could not be written to outside of it, and callers decode in both.
+        with torch.inference_mode(False):
+            held = pool[name, device] = torch.empty(n, dtype=dtype, device=device)
     return held[:n].view(*shape)
 
 
@@ -172,10 +174,11 @@ _hadamards: dict[torch.device, Tensor] = {}
 def _hadamard(device: torch.device) -> Tensor:
     """Sylvester's matrix of order 32 over sqrt(32), fp32."""
     if device not in _hadamards:
-        matrix = torch.ones(1, 1, dtype=torch.float64)
-        while len(matrix) < GROUP:
-            matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-        _hadamards[device] = (matrix / GROUP**0.5).to(device, torch.float32)
+        with torch.inference_mode(False):
+            matrix = torch.ones(1, 1, dtype=torch.float64)
+            while len(matrix) < GROUP:
+                matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+            _hadamards[device] = (matrix / GROUP**0.5).to(device, torch.float32)
     return _hadamards[device]
 
 

@@ -18,7 +18,7 @@ from cache_store.layout import KVLayout
 from cache_store.lock import BuildLock
 from cache_store.quarantine import QuarantineNote, set_aside
 from cache_store.reader import SnapshotReader, read_stored_manifest
-from cache_store.sweep import SweepReport, sweep
+from cache_store.sweep import QUARANTINE_S, SweepReport, sweep
 
 
 class SnapshotStore:
@@ -148,10 +148,10 @@ class SnapshotStore:
         """Check every byte of the published snapshots (of one key). Quarantines nothing."""
         return [inventory.verify(self._area, name) for name in inventory.published(self._area, key)]
 
-    def sweep(self) -> SweepReport:
-        """Put the store in order; for the start of a process."""
+    def sweep(self, quarantine_s: float = QUARANTINE_S) -> SweepReport:
+        """Put the store in order; for the start of a process. Quarantined copies older than `quarantine_s` go."""
         with storage_errors("sweeping the snapshot store"):
-            return sweep(self._area)
+            return sweep(self._area, quarantine_s)
 
     def _damaged(self, reader: SnapshotReader, miss: SnapshotMiss) -> None:
         if miss.reason is MissReason.ABSENT:

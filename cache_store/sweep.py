@@ -25,7 +25,7 @@ class SweepReport:
     used_nbytes: int = 0
 
 
-def sweep(area: Area, quarantine_s: float = QUARANTINE_S) -> SweepReport:
+def sweep(area: Area, quarantine_s: float) -> SweepReport:
     """Remove leftovers and abandoned locks, count the bytes anew. Other processes may use the store."""
     report = SweepReport()
     for flat in sorted({name.partition(".")[0] for name in names_in(area.building)}):

@@ -71,9 +71,7 @@ class FakeEngine:
         self._failures: dict[str, list[Failed]] = {"build": [], "answer": []}
         self._stops: dict[str, tuple[DocumentRef, asyncio.Future[Failed]]] = {}
         self._gate = asyncio.Semaphore(max_batch)
-        self._counts = dict.fromkeys(
-            ("prefilled", "decoded", "steps", "document_prefill", "running", "waiting"), 0
-        )
+        self._counts = dict.fromkeys(("prefilled", "decoded", "steps", "document_prefill", "running", "waiting"), 0)
         self._alive = True
         self._info = EngineInfo(
             engine="fake", model_name="fake", compute_dtype="none", kv_type="k8v8",

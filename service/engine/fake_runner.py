@@ -218,9 +218,7 @@ class FakeRunner:
     def _logits(self, document: FakeDocument, tail: FakeTail, token: int) -> torch.Tensor:
         held = np.ascontiguousarray(tail.rows[:, : tail.n_tokens])
         seed = xxhash.xxh3_64_intdigest(held.data, seed=document.digest) if held.size else document.digest
-        logits = np.random.Generator(np.random.SFC64(seed)).standard_normal(
-            self.limits.vocab_size, np.float32
-        )
+        logits = np.random.Generator(np.random.SFC64(seed)).standard_normal(self.limits.vocab_size, np.float32)
         if token in self.poisoned:
             logits[:] = np.nan
         return torch.from_numpy(logits * 4)
@@ -290,3 +288,16 @@ def _last_chain(rows: np.ndarray) -> int:
 
 def _token_at(row: np.ndarray) -> int:
     return int.from_bytes(row[CHAIN_NBYTES : CHAIN_NBYTES + 4].tobytes(), "little")
+
+
+class ByteDecoder:
+    """Tokens below 256 are bytes of UTF-8, the rest have no text: a tokenizer where there is none."""
+
+    END = 256
+    """The token that ends an answer."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""

@@ -182,3 +182,8 @@ class ReleaseDone(msgspec.Struct, frozen=True):
 
 BuildEvent = BuildProgress | BuildDone | Failed
 AnswerEvent = AnswerStarted | AnswerText | AnswerDone | Failed
+
+
+def is_last(event: BuildEvent | AnswerEvent) -> bool:
+    """Whether an event ends its request."""
+    return isinstance(event, BuildDone | AnswerDone | Failed)

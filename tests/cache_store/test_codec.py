@@ -1,6 +1,7 @@
 """The codec keeps its promises for every KV type: sizes, error bounds, repeatability, refusals."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def test_sizes_are_those_of_the_layout(kv_type: KVType, n_tokens: int, heads: in
 
 @pytest.mark.parametrize("kv_type", list(KVType))
 def test_a_block_alone_gives_the_bytes_it_has_in_a_batch(kv_type: KVType) -> None:
-    layout = make_layout(kv_type, heads=3)
+    layout = make_layout(kv_type)
     n_tokens = 4 * BLOCK + 7
     k, v = random_kv(layout, n_tokens)
     batch = encode_records(k, v, layout)
@@ -104,7 +105,7 @@ def test_a_block_alone_gives_the_bytes_it_has_in_a_batch(kv_type: KVType) -> Non
 @pytest.mark.parametrize("kv_type", list(KVType))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_batch_decoding_equals_block_by_block(kv_type: KVType, dtype: torch.dtype) -> None:
-    layout = make_layout(kv_type, heads=3)
+    layout = make_layout(kv_type)
     n_tokens = 300 * BLOCK + 7  # more than one piece of scratch memory
     records = encode_records(*random_kv(layout, n_tokens), layout)
     for rotated in (False, True):
@@ -229,3 +230,21 @@ def test_the_transform_is_orthonormal_and_its_own_inverse() -> None:
     torch.testing.assert_close(rotate(rotate(x)), x, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(groups(rotate(x)).norm(dim=-1), groups(x).norm(dim=-1), rtol=1e-5, atol=1e-6)
     assert rotate(x.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kv_type", list(KVType))
+def test_decoding_goes_on_outside_of_inference_mode(kv_type: KVType) -> None:
+    # In a thread of its own: working memory from another test must not hide where it was made.
+    layout = make_layout(kv_type)
+
+    def both() -> tuple[Tensor, Tensor]:
+        k, v = random_kv(layout, BLOCK)
+        data = joined(encode_records(k, v, layout))
+        with torch.inference_mode():
+            inside, _ = decode(data, BLOCK, layout)
+        outside, _ = decode(data, BLOCK, layout)
+        return inside, outside
+
+    with ThreadPoolExecutor(1) as thread:
+        inside, outside = thread.submit(both).result()
+    assert torch.equal(inside, outside)

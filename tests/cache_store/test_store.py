@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -310,3 +312,9 @@ def test_runs_that_are_kept_keep_their_bytes(store: SnapshotStore) -> None:
         for records in (r for layer in range(12) for r in reader.read_layer(layer)):
             assert records[2].nbytes
         assert recipe.unpacked([(a, b, c.tobytes(), d) for a, b, c, d in kept]) == recipe.blocks
+
+
+def test_the_store_needs_no_torch() -> None:
+    """The process that serves HTTP deletes and lists snapshots; torch costs it seconds and hundreds of MB."""
+    code = "import sys, cache_store.store; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,7 +14,7 @@ from service.engine.host.turns import TurnStore
 from service.engine.messages import AnswerDone, AnswerEvent, AnswerRequest, AnswerStarted, AnswerText, TurnRef
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
 from service.engine.scheduler.detokenizer import Detokenizer
-from service.engine.scheduler.loop import SchedulerClosed
+from service.engine.scheduler.errors import SchedulerClosed
 from service.engine.scheduler.sampling import Sampler
 from service.engine.scheduler.sequence import AnswerWriter, Sequence, SequenceResult
 from service.engine.scheduler.stops import StopStrings
@@ -35,7 +35,7 @@ class Answer:
         self,
         context: HostContext,
         request: AnswerRequest,
-        emit: Callable[[AnswerEvent], None],
+        emit: Callable[[AnswerEvent], object],
         cancel: CancelToken,
     ) -> None:
         self._context = context

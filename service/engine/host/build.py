@@ -25,7 +25,7 @@ class Build:
         self,
         context: HostContext,
         request: BuildRequest,
-        emit: Callable[[BuildProgress], None],
+        emit: Callable[[BuildProgress], object],
         cancel: CancelToken,
     ) -> None:
         self._context = context
@@ -60,9 +60,7 @@ class Build:
         key, runner = document_key(self._request.document), self._context.runner
         digest = digest_of(self._request.token_ids)
         try:
-            with self._context.store.open(
-                key, runner.fingerprint, runner.layout, token_digest=digest
-            ) as reader:
+            with self._context.store.open(key, runner.fingerprint, runner.layout, token_digest=digest) as reader:
                 return reader.nbytes
         except SnapshotMiss:
             return None
@@ -141,6 +139,4 @@ class Build:
     def _done(self, nbytes: int, n_computed: int, started: float, already: bool = False) -> BuildDone:
         n_blocks = self._context.runner.layout.n_blocks(self._n_tokens)
         seconds = time.monotonic() - started
-        return BuildDone(
-            self._n_tokens, n_blocks, nbytes, n_computed, self._n_resumed, seconds, already=already
-        )
+        return BuildDone(self._n_tokens, n_blocks, nbytes, n_computed, self._n_resumed, seconds, already=already)

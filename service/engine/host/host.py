@@ -33,7 +33,8 @@ from service.engine.protocol import Runner
 from service.engine.scheduler.admission import FifoGate
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
 from service.engine.scheduler.detokenizer import Decoder
-from service.engine.scheduler.loop import Scheduler, SchedulerClosed
+from service.engine.scheduler.errors import SchedulerClosed
+from service.engine.scheduler.loop import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -89,13 +90,13 @@ class EngineHost:
     def alive(self) -> bool:
         return self._context.scheduler.alive
 
-    def build(self, request: BuildRequest, emit: Callable[[BuildEvent], None]) -> "Future[None]":
+    def build(self, request: BuildRequest, emit: Callable[[BuildEvent], object]) -> "Future[None]":
         """Find or make a document's snapshot; events end with BuildDone or Failed."""
         return self._serve(
             self._builds, request.request_id, emit, lambda c: Build(self._context, request, emit, c).run()
         )
 
-    def answer(self, request: AnswerRequest, emit: Callable[[AnswerEvent], None]) -> "Future[None]":
+    def answer(self, request: AnswerRequest, emit: Callable[[AnswerEvent], object]) -> "Future[None]":
         """Answer a question; events end with AnswerDone or Failed."""
         return self._serve(
             self._answers, request.request_id, emit, lambda c: Answer(self._context, request, emit, c).run()
@@ -150,6 +151,10 @@ class EngineHost:
         for requests in (self._answers, self._builds):
             requests.wait_idle(max(until - time.monotonic(), 0))
 
+    def wait_ended(self) -> None:
+        """Block until the engine's thread has ended, by `close` or by a fault."""
+        self._context.scheduler.join()
+
     def close(self) -> None:
         """End the engine's thread; open requests fail as `engine_lost`."""
         self._draining = True
@@ -161,7 +166,7 @@ class EngineHost:
         self,
         requests: "_Requests",
         request_id: str,
-        emit: Callable[[Any], None],
+        emit: Callable[[Any], object],
         work: Callable[[CancelToken], object],
     ) -> "Future[None]":
         if self._draining:
@@ -180,7 +185,7 @@ class _Requests:
         self.open: dict[str, CancelToken] = {}
         self._changed = threading.Condition()
 
-    def start(self, request_id: str, run: Callable[[CancelToken], None]) -> "Future[None]":
+    def start(self, request_id: str, run: Callable[[CancelToken], object]) -> "Future[None]":
         token = CancelToken()
         with self._changed:
             self.open[request_id] = token
@@ -196,7 +201,7 @@ class _Requests:
         with self._changed:
             self._changed.wait_for(lambda: not self.open, timeout_s)
 
-    def _run(self, request_id: str, token: CancelToken, run: Callable[[CancelToken], None]) -> None:
+    def _run(self, request_id: str, token: CancelToken, run: Callable[[CancelToken], object]) -> None:
         try:
             run(token)
         finally:

@@ -10,7 +10,8 @@ from typing import Any
 from service.engine.messages import DocumentRef, ReleaseDone
 from service.engine.protocol import Runner
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
-from service.engine.scheduler.loop import Scheduler, SchedulerClosed
+from service.engine.scheduler.errors import SchedulerClosed
+from service.engine.scheduler.loop import Scheduler
 
 RELEASE_WAIT_S = 10.0
 

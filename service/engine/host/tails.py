@@ -39,9 +39,7 @@ class TailPool:
         """Slots that hold a tail, of a running answer or an idle session."""
         return self._n_used
 
-    def take(
-        self, session_id: str, document: DocumentRef, token_digest: str, turns: Sequence[TurnRef]
-    ) -> Tail:
+    def take(self, session_id: str, document: DocumentRef, token_digest: str, turns: Sequence[TurnRef]) -> Tail:
         """A tail with as many of the session's turns as are still in a slot; `chain` says which tokens."""
         with self._lock:
             tail = self._idle.pop(session_id, None)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from service.engine.protocol import Runner
 from service.engine.scheduler.batching import Part, compose
 from service.engine.scheduler.chunks import Chunk, ChunkCancelled, ChunkQueue
+from service.engine.scheduler.errors import SchedulerClosed
 from service.engine.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -25,10 +26,6 @@ T = TypeVar("T")
 
 CALL_SLICE_S = 0.02
 """Calls are done for at most this long between two steps, so that a restore does not hold up streams."""
-
-
-class SchedulerClosed(Exception):
-    """The engine's thread has ended; nothing more is computed."""
 
 
 @dataclass(slots=True)
@@ -106,6 +103,10 @@ class Scheduler:
         chunk = Chunk(document, tokens, is_cancelled)
         self._enqueue(lambda: self._chunks.put(chunk))
         return chunk.done
+
+    def join(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.join()
 
     def close(self) -> None:
         """End the thread after its current step or layer; what is still open fails with SchedulerClosed."""

@@ -30,7 +30,7 @@ class SequenceResult:
 class AnswerWriter:
     """Sampled tokens to the text that may be shown: characters whole, stop strings held back."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: StopStrings, emit: Callable[[str], None]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: StopStrings, emit: Callable[[str], object]) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._emit = emit

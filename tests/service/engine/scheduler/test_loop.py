@@ -11,7 +11,8 @@ from service.engine.fake_runner import FakeRunner
 from service.engine.messages import Sampling
 from service.engine.scheduler.batching import compose
 from service.engine.scheduler.chunks import ChunkCancelled
-from service.engine.scheduler.loop import Scheduler, SchedulerClosed
+from service.engine.scheduler.errors import SchedulerClosed
+from service.engine.scheduler.loop import Scheduler
 from service.engine.scheduler.sampling import NotFinite, Sampler
 from service.engine.scheduler.sequence import Sequence
 
@@ -224,9 +225,7 @@ def test_nothing_leaks_over_300_requests_with_random_cancels(bench):
     for _ in range(300):
         if not slots.acquire(blocking=False):
             b.result(open_sequences.pop(0))
-        open_sequences.append(
-            b.ask([choose.randrange(200)] * choose.randrange(1, 20), choose.randrange(1, 9))
-        )
+        open_sequences.append(b.ask([choose.randrange(200)] * choose.randrange(1, 20), choose.randrange(1, 9)))
         if choose.random() < 0.3:
             b.scheduler.cancel(choose.choice(open_sequences))
     for sequence in open_sequences:

@@ -1,0 +1,138 @@
+"""From a configuration to an engine: the one place that knows how to make each kind.
+
+Importing this module is cheap; torch and the model are loaded by `open_host`.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cache_store.layout import KVType
+
+if TYPE_CHECKING:
+    from service.engine.host.host import EngineHost
+    from service.engine.protocol import Runner
+    from service.engine.scheduler.detokenizer import Decoder
+
+FAKE_ANSWER = "This is the fake engine: it has no model."
+BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to make an engine; crosses to the engine process as JSON.
+
+    `engine`: "torch", or "fake" (no model; `model_dir` may be "", then tokens are bytes). `compute_dtype`
+    "auto" takes what is faster here. `disk_budget_nbytes` None is no limit. `max_context` and `threads` 0
+    take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more sessions keep their
+    turns in memory. `fake_script`: token ids of every answer of a fake engine.
+    """
+
+    store_dir: str
+    engine: str = "torch"
+    model_dir: str = ""
+    kv_type: str = "k8v4"
+    compute_dtype: str = "auto"
+    disk_budget_nbytes: int | None = None
+    free_floor_nbytes: int = 512 << 20
+    resident_budget_nbytes: int = 2 << 30
+    max_context: int = 0
+    max_batch: int = 4
+    idle_tails: int = 4
+    tail_tokens: int = 2048
+    threads: int = 0
+    drain_s: float = 5.0
+    fake_script: list[int] = []
+    fake_step_s: float = 0.0
+    fake_layer_s: float = 0.0
+    fake_chunk_tokens: int = 256
+
+
+def open_host(config: EngineConfig) -> "EngineHost":
+    """Load the model and open the store: seconds. Raises ModelError, OSError, ValueError."""
+    make = {"torch": _torch_parts, "fake": _fake_parts}.get(config.engine)
+    if make is None:
+        raise ValueError(f"no engine {config.engine!r}: it is torch or fake")
+    from cache_store.store import SnapshotStore
+    from service.engine.host.host import EngineHost
+
+    runner, decoder, end_ids = make(config)
+    if config.max_context:
+        limits = runner.limits
+        runner.limits = replace(limits, max_context=min(config.max_context, limits.max_context))
+    store = SnapshotStore(
+        Path(config.store_dir),
+        budget_nbytes=config.disk_budget_nbytes,
+        free_floor_nbytes=config.free_floor_nbytes,
+    )
+    return EngineHost(
+        runner,
+        store,
+        decoder,
+        end_ids,
+        resident_budget_nbytes=config.resident_budget_nbytes,
+        max_batch=config.max_batch,
+        engine=config.engine,
+    )
+
+
+def resolve_dtype(compute_dtype: str) -> str:
+    """ "auto" is BF16 where the processor multiplies it natively, else FP32."""
+    if compute_dtype != "auto":
+        return compute_dtype
+    try:
+        flags = frozenset(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return "float32"
+    return "bfloat16" if flags & BF16_FLAGS else "float32"
+
+
+def _n_slots(config: EngineConfig) -> int:
+    """One more is for probes."""
+    return config.max_batch + config.idle_tails + 1
+
+
+def _torch_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]":
+    from service.engine.models.card import check_kv_type, load_card
+    from service.engine.tokenizer import Tokenizer
+    from service.engine.torch_engine.runner import TorchRunner
+
+    model_dir, kv_type = Path(config.model_dir), KVType(config.kv_type)
+    card = load_card(model_dir)
+    check_kv_type(card, kv_type)
+    runner = TorchRunner.load(
+        model_dir,
+        kv_type=kv_type,
+        compute_dtype=resolve_dtype(config.compute_dtype),
+        n_slots=_n_slots(config),
+        tail_tokens=config.tail_tokens,
+        threads=config.threads or None,
+    )
+    return runner, Tokenizer.load(model_dir), frozenset(card.eos_token_ids)
+
+
+def _fake_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]":
+    from service.engine.fake_runner import ByteDecoder, FakeRunner
+    from service.engine.models.card import load_card
+    from service.engine.tokenizer import Tokenizer
+
+    script, decoder = config.fake_script, ByteDecoder()
+    vocab_size, end_ids = 512, frozenset([ByteDecoder.END])
+    if config.model_dir:
+        card = load_card(Path(config.model_dir))
+        decoder = Tokenizer.load(Path(config.model_dir))
+        vocab_size, end_ids = card.vocab_size, frozenset(card.eos_token_ids)
+    elif not script:
+        script = [*FAKE_ANSWER.encode(), ByteDecoder.END]
+    runner = FakeRunner(
+        script=script,
+        vocab_size=vocab_size,
+        kv_type=KVType(config.kv_type),
+        chunk_tokens=config.fake_chunk_tokens,
+        n_slots=_n_slots(config),
+        tail_tokens=config.tail_tokens,
+        step_delay_s=config.fake_step_s,
+        layer_delay_s=config.fake_layer_s,
+    )
+    return runner, decoder, end_ids
