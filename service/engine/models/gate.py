@@ -38,9 +38,7 @@ def kl_stats(reference_logits: torch.Tensor, logits: torch.Tensor) -> KLStats:
     Raises ValueError on different or empty shapes, or when a value is not finite.
     """
     if reference_logits.shape != logits.shape or reference_logits.dim() != 2 or not len(logits):
-        raise ValueError(
-            f"logits of shapes {tuple(reference_logits.shape)} and {tuple(logits.shape)} do not compare"
-        )
+        raise ValueError(f"logits of shapes {tuple(reference_logits.shape)} and {tuple(logits.shape)} do not compare")
     parts = zip(reference_logits.split(_ROWS_AT_ONCE), logits.split(_ROWS_AT_ONCE), strict=True)
     divergences = torch.cat([_kl_rows(reference, other) for reference, other in parts])
     if not torch.isfinite(divergences).all():

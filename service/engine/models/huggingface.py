@@ -54,9 +54,7 @@ def read_directory(path: Path, progress: Progress) -> Source:
 
 def _check_files(path: Path) -> None:
     if not (path / "config.json").is_file():
-        raise SourceRefused(
-            f"{path} is neither a GGUF file nor a Hugging Face model directory (no config.json)"
-        )
+        raise SourceRefused(f"{path} is neither a GGUF file nor a Hugging Face model directory (no config.json)")
     if not any(path.glob("*.safetensors")):
         pickled = any(path.glob("*.bin")) or any(path.glob("*.pt"))
         why = "only pickled ones, which can run code when read" if pickled else "no weights"

@@ -27,6 +27,7 @@ from service.engine.models.rope import rope_digest, stored_rope_digest
 from service.engine.models.source import Progress, Source, silent
 from service.engine.models.staging import staged
 from service.engine.models.support import head_dim, max_context
+from service.engine.models.torch_gate import torch_gate
 from service.engine.models.weights import config_digest, weights_digest
 from service.engine.models.writer import DTYPES, TEMPLATE_NAME, chat_template, write_model
 from service.engine.prompt import DEFAULT_SYSTEM_TEXT, PromptParts, template_digest
@@ -45,15 +46,15 @@ def import_model(
     dtype: str | None = None,
     system_text: str | None = None,
     replace: bool = False,
-    measure: Measure | None = None,
+    measure: Measure = torch_gate,
     progress: Progress = silent,
 ) -> ModelCard:
     """Import a GGUF file or a Hugging Face directory as ``models_dir/name`` and give its card.
 
     `adapter`: a PEFT LoRA directory, merged in. `dtype`: float32, bfloat16 or float16; the source's own when
     None (a GGUF is dequantized to float32). `system_text`: what is said before the document, instead of the
-    default. `replace` allows a model of that name to be replaced. `measure` is the KL gate; without it only
-    FP16 KV is allowed, until `measure_model` has run. `progress` is told (stage, done, total).
+    default. `replace` allows a model of that name to be replaced. `measure` is the KL gate. `progress` is
+    told (stage, done, total).
 
     Nothing is visible before all is written; an interrupted import leaves nothing but a hidden directory,
     which the next import removes. Raises ModelImportError and its kinds, OSError when the disk refuses.
@@ -71,13 +72,12 @@ def import_model(
         card = _card(model, directory, name=name, label=label, system_text=system_text, progress=progress)
         card = msgspec.structs.replace(card, n_parameters=n_parameters)
         save_card(card, directory)
-        if measure is not None:
-            card = msgspec.structs.replace(card, kv_types=measure(directory, card, progress))
-            save_card(card, directory)
+        card = msgspec.structs.replace(card, kv_types=measure(directory, card, progress))
+        save_card(card, directory)
     return card
 
 
-def measure_model(model_dir: Path, *, measure: Measure, progress: Progress = silent) -> ModelCard:
+def measure_model(model_dir: Path, *, measure: Measure = torch_gate, progress: Progress = silent) -> ModelCard:
     """Run the KL gate again on an imported model and record what it finds."""
     card = load_card(model_dir)
     card = msgspec.structs.replace(card, kv_types=measure(model_dir, card, progress))
@@ -98,9 +98,7 @@ def verify_model(model_dir: Path, progress: Progress = silent) -> ModelCard:
     )
     differing = [f for f in found.__struct_fields__ if getattr(found, f) != getattr(card.digests, f)]
     if differing:
-        raise ModelDamaged(
-            f"{model_dir} is not what was imported: {', '.join(differing)} differ from the card"
-        )
+        raise ModelDamaged(f"{model_dir} is not what was imported: {', '.join(differing)} differ from the card")
     return card
 
 
@@ -169,9 +167,7 @@ def check_tokenizer(tokenizer: Tokenizer) -> None:
     text.
     """
     if not tokenizer.understood:
-        raise TokenizerRefused(
-            "the tokenizer's decoder is neither byte-level nor SentencePiece with byte fallback"
-        )
+        raise TokenizerRefused("the tokenizer's decoder is neither byte-level nor SentencePiece with byte fallback")
     for token_id in sorted(tokenizer.control_ids):
         text = tokenizer.decode([token_id], keep_control=True)
         if tokenizer.control_ids & set(tokenizer.encode_plain(f"a{text}b {text}")):

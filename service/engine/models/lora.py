@@ -59,9 +59,7 @@ def _settings(adapter_dir: Path) -> tuple[float, int]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise AdapterRefused(f"{adapter_dir} has no readable adapter_config.json: {error!r}") from error
     if settings.get("peft_type") != "LORA":
-        raise AdapterRefused(
-            f"{adapter_dir} is an adapter of type {settings.get('peft_type')}, only LORA is merged"
-        )
+        raise AdapterRefused(f"{adapter_dir} is an adapter of type {settings.get('peft_type')}, only LORA is merged")
     used = [key for key in _REFUSED_SETTINGS if settings.get(key)]
     if settings.get("bias", "none") != "none":
         used.append(f"bias={settings['bias']}")
@@ -76,9 +74,7 @@ def _pairs(adapter_dir: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Weight name -> (A, B). Adapter keys are ``base_model.model.<module>.lora_A[.default].weight``."""
     path = adapter_dir / "adapter_model.safetensors"
     if not path.is_file():
-        raise AdapterRefused(
-            f"{adapter_dir} has no adapter_model.safetensors (pickled adapters are not read)"
-        )
+        raise AdapterRefused(f"{adapter_dir} has no adapter_model.safetensors (pickled adapters are not read)")
     try:
         stored = load_file(path)
     except Exception as error:  # safetensors raises its own type, derived from Exception
@@ -100,9 +96,7 @@ def _parse_key(key: str) -> tuple[str, str]:
     return module, side
 
 
-def _check_shapes(
-    name: str, weight: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, rank: int
-) -> None:
+def _check_shapes(name: str, weight: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, rank: int) -> None:
     if weight is None:
         raise AdapterRefused(f"the adapter targets {name}, which the model does not have")
     if a.shape != (rank, weight.shape[-1]) or b.shape != (weight.shape[0], rank) or weight.dim() != 2:

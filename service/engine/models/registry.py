@@ -25,8 +25,7 @@ def find_model(name_or_path: str, models_dir: Path) -> Path:
             return candidate.resolve()
     known = ", ".join(_names(models_dir)) or "none"
     raise ModelNotFound(
-        f"no model {name_or_path!r}: neither a model directory nor a name in {models_dir} "
-        f"(imported there: {known})"
+        f"no model {name_or_path!r}: neither a model directory nor a name in {models_dir} (imported there: {known})"
     )
 
 
@@ -38,9 +37,7 @@ def list_models(models_dir: Path) -> list[tuple[Path, ModelCard | ModelError]]:
 def _names(models_dir: Path) -> list[str]:
     if not models_dir.is_dir():
         return []
-    return sorted(
-        p.name for p in models_dir.iterdir() if _NAME.fullmatch(p.name) and (p / CARD_NAME).is_file()
-    )
+    return sorted(p.name for p in models_dir.iterdir() if _NAME.fullmatch(p.name) and (p / CARD_NAME).is_file())
 
 
 def _card_or_error(model_dir: Path) -> ModelCard | ModelError:

@@ -7,7 +7,9 @@ from typing import Any
 from cache_store.layout import GROUP
 from service.engine.models.errors import ArchitectureRefused
 
-SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "granite")
+"""Each is held against transformers by a test."""
+
 SUPPORTED_ROPE = ("default", "linear", "yarn", "llama3")
 
 

@@ -83,9 +83,7 @@ def _file_spans(path: Path) -> Iterator[TensorSpan]:
     header.pop("__metadata__", None)
     for name, entry in header.items():
         first, last = entry["data_offsets"]
-        yield TensorSpan(
-            name, entry["dtype"], tuple(entry["shape"]), path, 8 + length + first, 8 + length + last
-        )
+        yield TensorSpan(name, entry["dtype"], tuple(entry["shape"]), path, 8 + length + first, 8 + length + last)
 
 
 def weights_digest(model_dir: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> str:

@@ -60,9 +60,7 @@ def _write_weights(
     for done, (file_name, shard) in enumerate(zip(names, shards, strict=True)):
         progress("writing", done, len(shards))
         cast = {k: (tensors[k].to(dtype) if tensors[k].is_floating_point() else tensors[k]) for k in shard}
-        save_file(
-            {k: t.contiguous() for k, t in cast.items()}, directory / file_name, metadata={"format": "pt"}
-        )
+        save_file({k: t.contiguous() for k, t in cast.items()}, directory / file_name, metadata={"format": "pt"})
         # the library writes through a private temporary file; other users of the machine may read a model
         (directory / file_name).chmod(0o644)
     progress("writing", len(shards), len(shards))

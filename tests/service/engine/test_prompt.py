@@ -46,13 +46,8 @@ def test_a_question_cannot_open_a_turn(template: PromptTemplate, tokenizer: Toke
     ]
 
 
-def test_first_question_ends_with_the_assistant_header(
-    template: PromptTemplate, tokenizer: Tokenizer
-) -> None:
-    assert (
-        said(tokenizer, template.question("Who?"))
-        == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
-    )
+def test_first_question_ends_with_the_assistant_header(template: PromptTemplate, tokenizer: Tokenizer) -> None:
+    assert said(tokenizer, template.question("Who?")) == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_follow_up_says_the_end_token_once(template: PromptTemplate, tokenizer: Tokenizer) -> None:
@@ -60,19 +55,13 @@ def test_follow_up_says_the_end_token_once(template: PromptTemplate, tokenizer: 
     stopped = template.question("When?", pending_ids=end)
     assert said(tokenizer, stopped).startswith("<|im_end|>\n<|im_start|>user\nWhen?")
     cut = tokenizer.encode_plain("x")
-    assert said(tokenizer, template.question("When?", pending_ids=cut)).startswith(
-        "x<|im_end|>\n<|im_start|>user"
-    )
-    assert said(tokenizer, template.question("When?", follow_up=True)).startswith(
-        "<|im_end|>\n<|im_start|>user"
-    )
+    assert said(tokenizer, template.question("When?", pending_ids=cut)).startswith("x<|im_end|>\n<|im_start|>user")
+    assert said(tokenizer, template.question("When?", follow_up=True)).startswith("<|im_end|>\n<|im_start|>user")
     assert len(stopped) <= template.question_overhead + len(tokenizer.encode_plain("When?"))
 
 
 @pytest.mark.parametrize("field", PromptParts.__struct_fields__)
 def test_every_part_is_in_the_digest(field: str) -> None:
-    changed = PromptParts(
-        **{f: getattr(PARTS, f) + ("x" if f == field else "") for f in PARTS.__struct_fields__}
-    )
+    changed = PromptParts(**{f: getattr(PARTS, f) + ("x" if f == field else "") for f in PARTS.__struct_fields__})
     assert template_digest("t", changed) != template_digest("t", PARTS)
     assert template_digest("t2", PARTS) != template_digest("t", PARTS)

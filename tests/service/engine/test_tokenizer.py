@@ -56,9 +56,7 @@ def test_saved_truncation_is_ignored(tokenizer_json: bytes) -> None:
     document = json.loads(tokenizer_json)
     document["truncation"] = {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
     text = "The agreement ends. " * 40
-    assert (
-        Tokenizer(json.dumps(document).encode()).decode(Tokenizer(tokenizer_json).encode_plain(text)) == text
-    )
+    assert Tokenizer(json.dumps(document).encode()).decode(Tokenizer(tokenizer_json).encode_plain(text)) == text
     assert len(Tokenizer(json.dumps(document).encode()).encode_plain(text)) > 4
 
 

@@ -29,6 +29,7 @@ TINY: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 2,
+    "initializer_range": 0.2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 
@@ -59,9 +60,7 @@ def source(make_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 def make_adapter(tmp_path: Path) -> Callable[..., Path]:
     """Writes a rank-4 adapter for q_proj of layer 0 and down_proj of layer 1."""
 
-    def make(
-        settings: dict[str, Any] | None = None, tensors: dict[str, torch.Tensor | None] | None = None
-    ) -> Path:
+    def make(settings: dict[str, Any] | None = None, tensors: dict[str, torch.Tensor | None] | None = None) -> Path:
         generator = torch.Generator().manual_seed(3)
         shapes = {
             "model.layers.0.self_attn.q_proj": (64, 128),

@@ -60,9 +60,7 @@ def test_a_merge_in_half_precision_rounds_once(make_adapter: Callable[..., Path]
         ({"r": 8}, "rank 8 and a weight"),
     ],
 )
-def test_what_is_not_merged_is_refused_by_name(
-    make_adapter: Callable[..., Path], settings: dict, message: str
-) -> None:
+def test_what_is_not_merged_is_refused_by_name(make_adapter: Callable[..., Path], settings: dict, message: str) -> None:
     merged = weights()
     with pytest.raises(AdapterRefused, match=message):
         merge_adapter(merged, make_adapter(settings), silent)
@@ -83,9 +81,7 @@ def test_what_is_not_merged_is_refused_by_name(
         ),
     ],
 )
-def test_matrices_that_do_not_fit_are_refused(
-    make_adapter: Callable[..., Path], tensors: dict, message: str
-) -> None:
+def test_matrices_that_do_not_fit_are_refused(make_adapter: Callable[..., Path], tensors: dict, message: str) -> None:
     merged = weights()
     with pytest.raises(AdapterRefused, match=message):
         merge_adapter(merged, make_adapter(tensors=tensors), silent)

@@ -68,9 +68,7 @@ def test_yarn_extends_the_context() -> None:
 
 def test_rope_identity_follows_theta_scaling_and_nothing_else() -> None:
     def with_rope(**rope: Any) -> str:
-        return rope_digest(
-            config("llama", rope_parameters={"rope_type": "default", "rope_theta": 1e4} | rope)
-        )
+        return rope_digest(config("llama", rope_parameters={"rope_type": "default", "rope_theta": 1e4} | rope))
 
     assert with_rope() == rope_digest(config("llama", vocab_size=128, rope_parameters=None, rope_theta=1e4))
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250}

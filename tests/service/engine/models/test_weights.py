@@ -86,7 +86,5 @@ def test_config_identity_is_what_is_computed() -> None:
         "rope_theta": 1e4,
         "dtype": "float32",
     }
-    assert config_digest(base) == config_digest(
-        base | {"_name_or_path": "b", "rope_theta": 5e5, "dtype": "float16"}
-    )
+    assert config_digest(base) == config_digest(base | {"_name_or_path": "b", "rope_theta": 5e5, "dtype": "float16"})
     assert config_digest(base) != config_digest(base | {"rms_norm_eps": 1e-6})
