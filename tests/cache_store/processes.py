@@ -13,7 +13,7 @@ from cache_store.keys import SnapshotKey
 from cache_store.store import SnapshotStore
 from tests.cache_store.recipes import FINGERPRINT, KEY, Recipe, StepDisk
 
-DOCUMENT = Recipe(n_tokens=20)
+DOCUMENT = Recipe(n_tokens=12)
 TURN = replace(DOCUMENT, key=SnapshotKey("alice", "turn", "turn-1"))
 CHANGED = replace(DOCUMENT, seed=7)
 

@@ -1,6 +1,7 @@
 """The codec keeps its promises for every KV type: sizes, error bounds, repeatability, refusals."""
 
 import itertools
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +15,15 @@ from cache_store.layout import GROUP, KVLayout, KVType
 
 BLOCK = 16
 QUANTIZED = [KVType.K8V8, KVType.K8V4, KVType.K4V4]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small only lose by a second thread, and lose a lot where other processes want the core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def make_layout(kv_type: KVType, heads: int = 2, head_dim: int = 64) -> KVLayout:

@@ -2,62 +2,23 @@
 
 import os
 import resource
-import tracemalloc
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
-import msgspec
 import pytest
-import xxhash
 
 from cache_store.disk import read_into
 from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
 from cache_store.fingerprint import Fingerprint
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVLayout, KVType
-from cache_store.manifest import MANIFEST_LIMIT, Manifest, decode_manifest, encode_manifest, read_manifest
 from cache_store.shards import plan_shards
 from cache_store.store import SnapshotStore
+from tests.cache_store.damage import expect_miss, flip, shard_paths
 from tests.cache_store.recipes import FINGERPRINT, KEY, LAYOUT, Recipe
 
 BIG_LAYOUT = KVLayout(n_layers=6, n_kv_heads=8, head_dim=256, kv_type=KVType.FP16, block_tokens=2048)
 """A whole block takes two shards of three layers, 50 MB each."""
-
-
-def expect_miss(store: SnapshotStore, recipe: Recipe, reason: MissReason, root: Path) -> str:
-    """Reading misses with `reason`, the copy is set aside, a rebuild is right and leaves nothing behind."""
-    with pytest.raises(SnapshotMiss) as miss:
-        recipe.read(store)
-    assert miss.value.reason is reason, miss.value
-    (entry,) = [e for e in store.entries() if e.state == "quarantined"]
-    assert (entry.name.key, entry.reason) == (recipe.key, str(reason))
-    with pytest.raises(SnapshotMiss) as again:
-        recipe.read(store)
-    assert again.value.reason is MissReason.ABSENT
-    recipe.build(store)
-    assert recipe.read(store) == recipe.blocks
-    expect_tidy(store, root)
-    return miss.value.detail
-
-
-def expect_tidy(store: SnapshotStore, root: Path) -> None:
-    """After a sweep the accounting is right and no build, lock or trash is left."""
-    assert store.sweep().used_nbytes == store.usage() == sum(entry.nbytes for entry in store.entries())
-    for name in ("building", "locks", "trash"):
-        assert list((root / name).iterdir()) == []
-
-
-def shard_paths(root: Path, recipe: Recipe) -> list[Path]:
-    return sorted(recipe.directory(root).glob("shard-*"))
-
-
-def flip(path: Path, offset: int, bit: int = 0) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 @pytest.mark.parametrize("part", [0, 1, 7, 8, 100, -1, -2, -300])
@@ -101,23 +62,6 @@ def test_a_flipped_bit_anywhere_in_a_shard(store: SnapshotStore, recipe: Recipe,
         flip(shard, offset, offset % 8)
         assert recipe.read(store) == recipe.blocks
     flip(shard, size // 2)
-    expect_miss(store, recipe, MissReason.CHECKSUM, root)
-
-
-def test_a_flipped_bit_anywhere_in_the_manifest(store: SnapshotStore, recipe: Recipe, root: Path) -> None:
-    recipe.build(store)
-    path = recipe.directory(root) / "manifest.json"
-    data = path.read_bytes()
-    for offset in range(len(data)):
-        broken = bytearray(data)
-        broken[offset] ^= 1 << offset % 8
-        with pytest.raises(SnapshotMiss) as miss:
-            decode_manifest(bytes(broken))
-        assert miss.value.reason is MissReason.CHECKSUM, offset
-    for length in range(1, len(data)):
-        with pytest.raises(SnapshotMiss):
-            decode_manifest(data[:length])
-    flip(path, len(data) // 2)
     expect_miss(store, recipe, MissReason.CHECKSUM, root)
 
 
@@ -206,102 +150,6 @@ def test_every_field_of_the_fingerprint_counts(store: SnapshotStore, recipe: Rec
 def test_another_layout(store: SnapshotStore, recipe: Recipe, root: Path) -> None:
     recipe.build(store)
     expect_miss(store, replace(recipe, layout=replace(LAYOUT, kv_type=KVType.K8V8)), MissReason.FINGERPRINT, root)
-
-
-def rewrite(root: Path, recipe: Recipe, change: Callable[[dict[str, object]], None]) -> None:
-    """Change fields of the manifest and give it a right checksum, as another version's writer would."""
-    path = recipe.directory(root) / "manifest.json"
-    body = msgspec.json.decode(msgspec.json.encode(decode_manifest(path.read_bytes())))
-    change(body)
-    raw = msgspec.json.encode(body)
-    path.write_bytes(b'{"xxh3":"%s","body":%s}\n' % (xxhash.xxh3_64_hexdigest(raw).encode(), raw))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"format_version": 2},
-        {"format_version": 0},
-        {"sections": {"slots": {"bias": []}}},
-        {"sections": {"something": 1}},
-        {"payload": "opaque"},
-        {"a_later_field": 1},
-        {"layout": {"layout_version": 2, "n_layers": "many"}},
-        {"fingerprint": {"weights": "w1", "sparsity": "2:4"}},
-        {"next_position": 42},
-    ],
-    ids=str,
-)
-def test_another_format_version(store: SnapshotStore, recipe: Recipe, root: Path, change: dict[str, object]) -> None:
-    recipe.build(store)
-    rewrite(root, recipe, lambda body: body.update(change))
-    expect_miss(store, recipe, MissReason.VERSION, root)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"n_tokens": 1 << 60},
-        {"n_tokens": 1 << 30},
-        {"n_tokens": 0},
-        {"n_tokens": -5},
-        {"n_tokens": 44},
-        {"n_tokens": "43"},
-        {"n_tokens": 43.5},
-        {"checksums": ""},
-        {"checksums": "AAAA" * 1000},
-        {"shard_nbytes": []},
-        {"shard_nbytes": [1 << 40]},
-        {"shard_nbytes": [7328, 7328]},
-        {"blocks": {"first_position": [], "segment": [], "n_tokens": []}},
-        {"blocks": {"first_position": [0] * 6, "segment": [0] * 6, "n_tokens": [8] * 6}},
-        {"owner_id": "bob"},
-        {"owner_id": "../bob"},
-        {"id": "doc-2"},
-        {"kind": "turn"},
-        {"token_digest": "0" * 32},
-        {"sections": {"canary": {"token_ids": "x"}}},
-        {"layout": {"n_layers": 1 << 40, "layout_version": 1}},
-        {"sections": []},
-        {"format_version": "one"},
-    ],
-    ids=lambda change: str(change)[:60],
-)
-def test_impossible_numbers_in_a_manifest_with_a_right_checksum(
-    store: SnapshotStore, recipe: Recipe, root: Path, change: dict[str, object]
-) -> None:
-    recipe.build(store)
-    rewrite(root, recipe, lambda body: body.update(change))
-    expect_miss(store, recipe, MissReason.CHECKSUM, root)
-
-
-@pytest.mark.parametrize("data", [b"null", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"xxh3":1,"body":{}}'])
-def test_a_manifest_that_is_none(store: SnapshotStore, recipe: Recipe, root: Path, data: bytes) -> None:
-    recipe.build(store)
-    (recipe.directory(root) / "manifest.json").write_bytes(data)
-    expect_miss(store, recipe, MissReason.CHECKSUM, root)
-
-
-def test_a_manifest_of_a_gigabyte_is_not_read(store: SnapshotStore, recipe: Recipe, root: Path) -> None:
-    recipe.build(store)
-    path = recipe.directory(root) / "manifest.json"
-    os.truncate(path, 1 << 30)
-    tracemalloc.start()
-    with path.open("rb") as file, pytest.raises(SnapshotMiss) as miss:
-        read_manifest(file.fileno(), 1 << 30)
-    assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    tracemalloc.stop()
-    assert miss.value.reason is MissReason.CHECKSUM
-    with pytest.raises(SnapshotMiss):
-        store.open(KEY, FINGERPRINT, LAYOUT)
-    store.delete(KEY)
-
-
-def test_the_largest_manifest_fits_its_limit() -> None:
-    """A million tokens of an 80-layer model."""
-    layout = KVLayout(n_layers=80, n_kv_heads=8, head_dim=128, kv_type=KVType.K8V4)
-    n_blocks = layout.n_blocks(1 << 20)
-    assert 11 * n_blocks * layout.n_layers + 60 * n_blocks < MANIFEST_LIMIT // 4
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "shard-0000.safetensors"])
@@ -399,12 +247,6 @@ def test_verify_finds_damage_and_changes_nothing(store: SnapshotStore, recipe: R
     assert verdicts[other.key].ok
     assert {e.state for e in store.entries()} == {"published"}
     assert [v.ok for v in store.verify(other.key)] == [True]
-
-
-def test_a_manifest_round_trip_keeps_optional_fields(store: SnapshotStore, recipe: Recipe) -> None:
-    manifest = recipe.build(store)
-    full: Manifest = msgspec.structs.replace(manifest, page_map=[(0, 20), (20, 43)], retention={"sink_tokens": 4})
-    assert decode_manifest(encode_manifest(full)) == full
 
 
 def test_read_into_reports_what_there_was(tmp_path: Path) -> None:
