@@ -40,6 +40,10 @@ def write_golden(root: Path, records: list[list[bytes]]) -> None:
         builder.publish(canary=CANARY)
 
 
+def encoded_golden() -> list[list[bytes]]:
+    """The records the codec makes of the golden keys and values, ``[layer][block]``."""
+    return [[bytes(r) for r in encode_records(*golden_kv(layer), LAYOUT)] for layer in range(LAYOUT.n_layers)]
+
+
 if __name__ == "__main__":
-    encoded = [[bytes(r) for r in encode_records(*golden_kv(layer), LAYOUT)] for layer in range(2)]
-    write_golden(DIRECTORY, encoded)
+    write_golden(DIRECTORY, encoded_golden())

@@ -103,7 +103,7 @@ def test_sizes_are_those_of_the_layout(kv_type: KVType, n_tokens: int, heads: in
 
 @pytest.mark.parametrize("kv_type", list(KVType))
 def test_a_block_alone_gives_the_bytes_it_has_in_a_batch(kv_type: KVType) -> None:
-    layout = make_layout(kv_type)
+    layout = make_layout(kv_type, heads=3)
     n_tokens = 4 * BLOCK + 7
     k, v = random_kv(layout, n_tokens)
     batch = encode_records(k, v, layout)
@@ -115,7 +115,7 @@ def test_a_block_alone_gives_the_bytes_it_has_in_a_batch(kv_type: KVType) -> Non
 @pytest.mark.parametrize("kv_type", list(KVType))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_batch_decoding_equals_block_by_block(kv_type: KVType, dtype: torch.dtype) -> None:
-    layout = make_layout(kv_type)
+    layout = make_layout(kv_type, heads=3)
     n_tokens = 300 * BLOCK + 7  # more than one piece of scratch memory
     records = encode_records(*random_kv(layout, n_tokens), layout)
     for rotated in (False, True):
@@ -258,3 +258,19 @@ def test_decoding_goes_on_outside_of_inference_mode(kv_type: KVType) -> None:
     with ThreadPoolExecutor(1) as thread:
         inside, outside = thread.submit(both).result()
     assert torch.equal(inside, outside)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_the_transform_is_the_same_bits_in_every_shape(head_dim: int) -> None:
+    x = torch.randn(3, 1000, head_dim, generator=torch.Generator().manual_seed(2))
+    whole = rotate(x)
+    for n_tokens in (1, 2, 3, 7, 17, 256, 999):
+        assert torch.equal(rotate(x[:, :n_tokens]), whole[:, :n_tokens])
+        assert torch.equal(rotate(x[:1, :n_tokens].clone()), whole[:1, :n_tokens])
+
+
+def test_the_transform_is_sylvesters_matrix() -> None:
+    matrix = torch.ones(1, 1)
+    while len(matrix) < GROUP:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    assert torch.equal(rotate(torch.eye(GROUP)), matrix * GROUP**-0.5)
