@@ -20,8 +20,16 @@ def run(settings: Settings, given: Given | None = None) -> int:
     Open streams end with an event that says so; what is open after `shutdown_grace_s` is cut. Raises Invalid
     for an address that others can reach without `allow_remote`, Conflict when the port is taken.
     """
-    check_address(settings)
     configure_logging(settings)
+    server, listening = make_server(settings, given)
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+    return 0 if server.started else 3
+
+
+def make_server(settings: Settings, given: Given | None = None) -> tuple["Server", socket.socket]:
+    """A server and the socket it is to run on. Raises as `run`."""
+    check_address(settings)
     listening = _listen(settings)
     app = create_app(settings, given)
     config = uvicorn.Config(
@@ -34,10 +42,7 @@ def run(settings: Settings, given: Given | None = None) -> int:
         timeout_keep_alive=30,
         h11_max_incomplete_event_size=64 * 1024,
     )
-    server = _Server(config, app, listening.getsockname()[:2])
-    with suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
-    return 0 if server.started else 3
+    return Server(config, app, listening.getsockname()[:2]), listening
 
 
 def check_address(settings: Settings) -> None:
@@ -51,7 +56,7 @@ def check_address(settings: Settings) -> None:
     )
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Says where it listens, and tells open streams when it begins to shut down."""
 
     def __init__(self, config: uvicorn.Config, app, address: tuple[str, int]) -> None:

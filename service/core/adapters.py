@@ -9,6 +9,7 @@ from ingest.sandbox import parse
 from service.core import datadir
 from service.core.artifacts import SnapshotTier
 from service.core.clock import Clock, SystemClock
+from service.core.engines import start_engine
 from service.core.ingestion import Read
 from service.core.prompts import Prompts, fake_prompts, load_prompts
 from service.core.snapshot_tier import NoSnapshotFiles
@@ -78,13 +79,6 @@ def parser(settings: Settings) -> Read:
         memory_nbytes=settings.parse_memory_bytes,
     )
     return partial(parse, limits=limits)
-
-
-async def start_engine(settings: Settings) -> EngineClient:
-    """The engine that the settings name."""
-    from service.engine.fake import FakeEngine
-
-    return FakeEngine(max_batch=settings.max_batch)
 
 
 def _prompts(settings: Settings) -> Prompts:

@@ -1,6 +1,7 @@
 """The API behind a real socket, in a thread of its own: what an in-process client cannot show."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,12 +11,11 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from service.app import create_app
-from service.cli.server import Server
 from service.core.adapters import Given
 from service.core.prompts import fake_prompts
 from service.core.services import Services
 from service.engine.fake import FakeEngine
+from service.serve import Server, make_server
 from service.settings import Settings
 
 TEXT = b"The safety officer is Bartholomew Kemp. The connection fee is 1,275 pounds.\n\n" * 3
@@ -28,14 +28,14 @@ class Live:
     url: str
     engine: FakeEngine
     services: Services
-    server: Server
+    loop: asyncio.AbstractEventLoop
 
     def client(self, **options) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20, **options)
 
     def soon(self, call: Callable[[], object]) -> None:
         """Run something in the server's event loop."""
-        self.server.loop.call_soon_threadsafe(call)
+        self.loop.call_soon_threadsafe(call)
 
     def document(self) -> str:
         """A document that is ready."""
@@ -52,14 +52,6 @@ class Live:
             return client.post("/v1/sessions", json={"document_ids": [document_id]}).json()["id"]
 
 
-class ThreadedServer(Server):
-    """Keeps its event loop where a test can reach it."""
-
-    async def startup(self, sockets=None) -> None:
-        self.loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-
-
 @pytest.fixture
 def serve(settings):
     """Starts a server with a fake engine; it is stopped at the end of the block."""
@@ -68,18 +60,27 @@ def serve(settings):
     def started(engine: FakeEngine | None = None, **changes) -> Iterator[Live]:
         engine = engine or FakeEngine(max_context=20_000)
         own = Settings(**{**settings.model_dump(), "host": "127.0.0.1", "port": 0, **changes})
-        app = create_app(own, Given(engine=engine, prompts=fake_prompts()))
-        server = ThreadedServer(app, own)
-        thread = threading.Thread(target=server.run, daemon=True)
+        server, listening = make_server(own, Given(engine=engine, prompts=fake_prompts()))
+        loops: list[asyncio.AbstractEventLoop] = []
+        thread = threading.Thread(target=_run, args=(server, listening, loops), daemon=True)
         thread.start()
         while not server.started:
-            assert thread.is_alive(), server.failure
+            assert thread.is_alive()
             time.sleep(0.01)
         try:
-            yield Live(f"http://127.0.0.1:{server.port}", engine, app.state.services, server)
+            port = listening.getsockname()[1]
+            yield Live(f"http://127.0.0.1:{port}", engine, server.config.app.state.services, loops[0])
         finally:
             server.should_exit = True
             thread.join(15)
             assert not thread.is_alive()
 
     return started
+
+
+def _run(server: Server, listening: socket.socket, loops: list[asyncio.AbstractEventLoop]) -> None:
+    async def main() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[listening])
+
+    asyncio.run(main())

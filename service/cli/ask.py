@@ -1,0 +1,127 @@
+"""`preread ask`: a file, questions, answers, and no server."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from service.cli.output import err, expected_errors, json_option, print_json
+
+
+@click.command()
+@click.argument("file")
+@click.argument("questions", nargs=-1, required=True)
+@click.option("--session", "session_id", help="Go on with this session (its id was printed).")
+@click.option("--max-tokens", type=int, help="Most tokens of an answer.")
+@click.option("--temperature", type=float, help="0, the default, takes the likeliest token every time.")
+@click.option("--top-p", type=float, help="Only the likeliest tokens that make up this share.")
+@click.option("--top-k", type=int, help="Only this many of the likeliest tokens; 0 is no limit.")
+@click.option("--seed", type=int, help="Makes answers with a temperature repeatable.")
+@click.option("--stop", multiple=True, help="A string that ends an answer; may be given several times.")
+@click.option("--password", help="Opens an encrypted PDF; it is not stored.")
+@json_option
+@expected_errors
+def ask(
+    file: str,
+    questions: tuple[str, ...],
+    session_id: str | None,
+    password: str | None,
+    as_json: bool,
+    **parameters: Any,
+) -> None:
+    """Answer QUESTIONS about FILE, each one a follow-up of those before.
+
+    FILE is a path, or the id of a document that was read before. Answers and citations go to standard output.
+    """
+    if not file.startswith("doc_") and not Path(file).is_file():
+        raise click.UsageError(f"There is no file {file!r}.")
+    result = asyncio.run(_ask(file, questions, session_id, password, as_json, parameters))
+    if as_json:
+        print_json(result)
+
+
+async def _ask(
+    file: str,
+    questions: tuple[str, ...],
+    session_id: str | None,
+    password: str | None,
+    quiet: bool,
+    parameters: dict[str, Any],
+) -> dict[str, Any]:
+    from service.cli.config import read_settings
+    from service.cli.documents import described
+    from service.cli.local import local_services
+    from service.core.sampling import Question
+
+    wanted = [Question(text, **parameters) for text in questions]
+    for question in wanted:
+        question.check()
+    async with local_services(read_settings()) as services:
+        document_id = await _document(services, file, password)
+        session_id = await _session(services, document_id, session_id)
+        answers = [await _answer(services, session_id, question, quiet) for question in wanted]
+        if not quiet:
+            err.print(f"Go on with: --session {session_id}", style="dim", markup=False)
+        document = await described(services, document_id)
+        return {"document": document, "session_id": session_id, "answers": answers}
+
+
+async def _document(services: Any, file: str, password: str | None) -> str:
+    from service.cli.documents import existing_document, read_document
+
+    if file.startswith("doc_") and not Path(file).exists():
+        return (await existing_document(services, file)).id
+    row, _ = await read_document(services, Path(file), password=password)
+    return row.id
+
+
+async def _session(services: Any, document_id: str, session_id: str | None) -> str:
+    from service.api.principal import OWNER
+    from service.errors import Invalid
+
+    if session_id is None:
+        return (await services.conversations.sessions.create(OWNER, [document_id])).id
+    row, _ = await services.conversations.sessions.get(OWNER, session_id)
+    if row.document_id != document_id:
+        raise Invalid(f"The session {session_id} is about another document.")
+    return session_id
+
+
+async def _answer(services: Any, session_id: str, question: Any, quiet: bool) -> dict[str, Any]:
+    from service.api.principal import OWNER
+    from service.errors import ServiceError
+
+    stream = await services.conversations.answers.ask(OWNER, session_id, question)
+    if not quiet:
+        err.print(f"> {question.text}", style="bold", markup=False)
+    async for event in stream.events():
+        if isinstance(event.data, ServiceError):
+            raise event.data
+        if event.name == "done":
+            if not quiet:
+                _print_end(event.data)
+            return {"question": question.text, **event.data}
+        if event.name == "token" and not quiet:
+            sys.stdout.write(event.data["text"])
+            sys.stdout.flush()
+    raise ServiceError("The answer ended without a word.", code="internal_error")
+
+
+def _print_end(answer: dict[str, Any]) -> None:
+    sys.stdout.write("\n")
+    for citation in answer["citations"]:
+        quote = " ".join(citation["quote"].split())
+        sys.stdout.write(f'  page {citation["page"]}: "{quote}" ({citation["score"]:.2f})\n')
+    sys.stdout.flush()
+    usage, cache, timings = answer["usage"], answer["cache"], answer["timings"]
+    miss = f" (snapshot missing: {cache['miss_reason']})" if cache["miss_reason"] else ""
+    first = "-" if timings["ttft_ms"] is None else f"{timings['ttft_ms']:.0f} ms"
+    err.print(
+        f"  {usage['reused_tokens']} tokens reused from {cache['source']}{miss}, {usage['prefilled_tokens']} "
+        f"prefilled, {usage['completion_tokens']} generated; restore {cache['restore_ms']:.0f} ms, first token "
+        f"{first}, {timings['decode_tokens_per_s']:.1f} tokens/s",
+        style="dim",
+        markup=False,
+    )

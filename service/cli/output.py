@@ -1,0 +1,87 @@
+"""What the terminal shows: results on standard output, everything else on standard error, no tracebacks for
+errors that are expected."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, one line."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def fail(message: str, *, code: str = "error", as_json: bool = False) -> NoReturn:
+    """Say why and end with exit code 1."""
+    if as_json:
+        print_json({"error": {"code": code, "message": message}})
+    err.print("[bold red]preread:[/] ", end="")
+    err.print(message, markup=False)
+    raise SystemExit(EXIT_FAILURE)
+
+
+def expected_errors(command: Callable[P, T]) -> Callable[P, T]:
+    """End a command with a sentence instead of a traceback when what went wrong is foreseen."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        as_json = bool(kwargs.get("as_json"))
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            err.print("Interrupted: what was finished is kept, and is gone on with the next time.")
+            raise SystemExit(EXIT_INTERRUPTED) from None
+        except Exception as error:
+            if (told := _told(error)) is None:
+                raise
+            fail(told[1], code=told[0], as_json=as_json)
+
+    return wrapped
+
+
+def _told(error: Exception) -> tuple[str, str] | None:
+    """Code and message of an error that is expected."""
+    from cache_store.errors import CacheStoreError
+    from ingest.errors import IngestError
+    from service.engine.models.errors import ModelError
+    from service.engine.protocol import EngineLost
+    from service.errors import ServiceError
+
+    if isinstance(error, ServiceError):
+        return error.code, error.detail
+    if isinstance(error, ModelError | CacheStoreError | IngestError | EngineLost):
+        return type(error).__name__, str(error)
+    if isinstance(error, OSError):
+        return "os_error", f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return _settings_error(error)
+
+
+def _settings_error(error: Exception) -> tuple[str, str] | None:
+    if type(error).__name__ != "ValidationError" or not hasattr(error, "errors"):
+        return None
+    wrong = error.errors()  # type: ignore[attr-defined]
+    return "settings", "; ".join(f"PREREAD_{str(e['loc'][0]).upper()}: {e['msg']}" for e in wrong if e["loc"])
+
+
+def nbytes_text(nbytes: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} GiB"

@@ -1,0 +1,38 @@
+"""The engine that the settings name: a supervised process for a server, or one in this process."""
+
+from service.engine.factory import EngineConfig
+from service.engine.protocol import EngineClient
+from service.settings import Settings
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """What the engine needs to know of the settings. A fake engine has no model: its tokens are bytes."""
+    return EngineConfig(
+        store_dir=str(settings.store_dir),
+        engine=settings.engine,
+        model_dir="" if settings.engine == "fake" else str(settings.model_dir),
+        kv_type=settings.kv_type,
+        compute_dtype=settings.compute_dtype,
+        disk_budget_nbytes=settings.snapshot_budget_bytes or None,
+        free_floor_nbytes=settings.free_floor_bytes,
+        resident_budget_nbytes=settings.resident_bytes,
+        max_context=settings.max_context,
+        max_batch=settings.max_batch,
+        threads=settings.threads,
+    )
+
+
+async def start_engine(settings: Settings) -> EngineClient:
+    """A child process with the model, started again when it dies. Returns once it answers."""
+    from service.engine.remote.supervisor import EngineSupervisor
+
+    engine = EngineSupervisor(engine_config(settings))
+    await engine.start()
+    return engine
+
+
+async def open_engine(settings: Settings) -> EngineClient:
+    """The model in this process: no server, no supervision. Raises ModelError, OSError, ValueError."""
+    from service.engine.local import LocalEngine
+
+    return await LocalEngine.open(engine_config(settings))

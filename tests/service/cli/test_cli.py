@@ -1,0 +1,182 @@
+"""The commands over the fake engine and a real store: what they print, and with which exit code they end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from litestar.testing import TestClient
+
+from service.app import create_app
+from service.cli import main
+from service.core import datadir
+from service.settings import Settings
+
+TEXT = "The safety officer is Bartholomew Kemp. The connection fee is 1,275 pounds.\n"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path / "data", engine="fake", free_floor_bytes=0, answer_room_tokens=64)
+
+
+@pytest.fixture
+def preread(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    """Runs a command in this process."""
+    monkeypatch.setenv("PREREAD_DATA_DIR", str(settings.data_dir))
+    monkeypatch.setenv("PREREAD_ENGINE", "fake")
+    monkeypatch.setenv("PREREAD_FREE_FLOOR_BYTES", "0")
+    monkeypatch.setenv("PREREAD_ANSWER_ROOM_TOKENS", "64")
+
+    def run(*arguments: str, exit_code: int = 0) -> Result:
+        result = CliRunner().invoke(main, list(arguments))
+        assert result.exit_code == exit_code, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "contract.txt"
+    path.write_text(TEXT * 8)
+    return path
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("torch", "transformers", "litestar", "sqlalchemy", "pydantic", "rich", "numpy")
+    code = f"import sys, service.cli; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_every_command_has_help(preread) -> None:
+    for arguments in ((), ("serve",), ("ingest",), ("ask",), ("models",), ("snapshots",), ("db",)):
+        assert "--help" in preread(*arguments, "--help").stdout
+
+
+def test_ask_reads_once_and_then_resumes(preread, file: Path) -> None:
+    first = json.loads(preread("ask", str(file), "Who?", "And the fee?", "--json").stdout)
+    second = json.loads(preread("ask", str(file), "Who?", "--json").stdout)
+    tokens = first["document"]["token_count"]
+    assert first["document"]["id"] == second["document"]["id"]
+    assert [a["usage"]["reused_tokens"] >= tokens for a in first["answers"]] == [True, True]
+    (again,) = second["answers"]
+    assert again["cache"] == {
+        "source": "disk", "restored_tokens": tokens, "restore_ms": again["cache"]["restore_ms"], "miss_reason": None,
+    }  # fmt: skip
+    assert again["usage"]["reused_tokens"] == tokens
+    assert again["usage"]["prefilled_tokens"] < 60
+    assert again["answer"] == first["answers"][0]["answer"]
+
+
+def test_ask_goes_on_with_a_session(preread, file: Path) -> None:
+    first = json.loads(preread("ask", str(file), "Who?", "--json").stdout)
+    document_id, session_id = first["document"]["id"], first["session_id"]
+    again = json.loads(preread("ask", document_id, "And?", "--session", session_id, "--json").stdout)
+    assert again["session_id"] == session_id
+    assert again["answers"][0]["usage"]["reused_tokens"] > first["document"]["token_count"]
+
+
+def test_ask_prints_for_people(preread, file: Path) -> None:
+    result = preread("ask", str(file), "Who?", "--max-tokens", "12")
+    assert result.stdout.startswith("This is the ")
+    assert "tokens reused from" in result.stderr
+    assert "--session ses_" in result.stderr
+
+
+def test_ingest_goes_on_after_a_file_that_cannot_be_read(preread, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    result = preread("ingest", str(tmp_path / "empty.txt"), str(file), "--json", exit_code=1)
+    bad, good = json.loads(result.stdout)["documents"]
+    assert (bad["document"], bad["created"]) == (None, False)
+    assert bad["error"]["message"]
+    assert good["error"] is None
+    assert good["document"]["status"] == "ready"
+    known = json.loads(preread("ingest", str(file), "--json").stdout)["documents"][0]
+    assert (known["created"], known["document"]["id"]) == (False, good["document"]["id"])
+    assert "already read" in preread("ingest", str(file)).stderr
+
+
+def test_what_the_terminal_read_the_server_has_and_the_reverse(preread, settings, file: Path, tmp_path: Path) -> None:
+    read = json.loads(preread("ingest", str(file), "--json").stdout)["documents"][0]["document"]
+    with TestClient(create_app(settings)) as client:
+        uploaded = client.post("/v1/documents", files={"file": ("other-name.txt", file.read_bytes())})
+        assert (uploaded.status_code, uploaded.json()["id"]) == (200, read["id"])
+        session = client.post("/v1/sessions", json={"document_ids": [read["id"]]}).json()
+        path = f"/v1/sessions/{session['id']}/questions"
+        answer = client.post(path, json={"question": "Who?"}).json()
+        assert answer["usage"]["reused_tokens"] == read["token_count"]
+        busy = preread("ask", str(file), "Who?", "--json", exit_code=1)
+        assert json.loads(busy.stdout)["error"]["code"] == "data_dir_in_use"
+    again = json.loads(preread("ask", read["id"], "And?", "--session", session["id"], "--json").stdout)
+    assert again["answers"][0]["usage"]["reused_tokens"] > read["token_count"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        (("ask", "no-such-file.pdf", "Who?"), 2, "no file"),
+        (("ask", "doc_unknown", "Who?"), 1, "no such document"),
+        (("ingest", "no-such-file.pdf"), 2, "does not exist"),
+        (("ask", "doc_x", " "), 1, "empty"),
+        (("ask", "doc_x", "Who?", "--temperature", "-1"), 1, "temperature"),
+        (("ask", "doc_x"), 2, "Missing argument"),
+        (("models", "verify", "nothing"), 1, "no model"),
+        (("serve", "--host", "0.0.0.0"), 1, "no API keys"),
+        (("unknown",), 2, "No such command"),
+    ],
+)
+def test_what_goes_wrong_is_a_sentence(preread, arguments, exit_code, words) -> None:
+    assert words in preread(*arguments, exit_code=exit_code).stderr
+
+
+def test_a_model_that_is_not_there(preread, monkeypatch, file: Path) -> None:
+    monkeypatch.setenv("PREREAD_ENGINE", "torch")
+    monkeypatch.setenv("PREREAD_MODEL", "absent")
+    for arguments in (("ask", str(file), "Who?"), ("serve", "--port", "0")):
+        assert "absent" in preread(*arguments, exit_code=1).stderr
+
+
+def test_settings_that_are_wrong_are_named(preread, monkeypatch) -> None:
+    monkeypatch.setenv("PREREAD_MAX_BATCH", "many")
+    assert "PREREAD_MAX_BATCH" in preread("models", "list", exit_code=1).stderr
+
+
+def test_a_data_directory_in_use(preread, settings: Settings, file: Path) -> None:
+    datadir.prepare(settings)
+    with datadir.lock(settings.data_dir):
+        assert "is using" in preread("serve", exit_code=1).stderr
+
+
+def test_models_list(preread, settings: Settings) -> None:
+    assert json.loads(preread("models", "list", "--json").stdout) == {"models": []}
+    (settings.models_dir / "broken").mkdir(parents=True)
+    (settings.models_dir / "broken" / "preread.json").write_text("{}")
+    assert "broken: damaged" in preread("models", "list").stdout
+
+
+def test_snapshots_list_and_verify(preread, settings: Settings, file: Path) -> None:
+    preread("ask", str(file), "Who?")
+    rows = json.loads(preread("snapshots", "list", "--json").stdout)["snapshots"]
+    assert {(row["kind"], row["state"]) for row in rows} == {("document", "published"), ("turn", "published")}
+    assert "2 snapshots checked, 0 damaged" in preread("snapshots", "verify").stderr
+    shard = next((settings.store_dir / "snapshots").rglob("documents/*/*/shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.chmod(0o600)
+    shard.write_bytes(data)
+    damaged = preread("snapshots", "verify", "--json", exit_code=1)
+    assert json.loads(damaged.stdout)["damaged"] == 1
+    (answer,) = json.loads(preread("ask", str(file), "Who?", "--json").stdout)["answers"]
+    assert answer["cache"]["miss_reason"] == "checksum"
+    assert "document" in preread("snapshots", "list").stdout
+
+
+def test_database_upgrade(preread, settings: Settings) -> None:
+    preread("db", "upgrade")
+    preread("db", "upgrade")
+    assert (settings.data_dir / "preread.sqlite3").is_file()
