@@ -11,8 +11,9 @@ import torch
 from cache_store.manifest import Canary
 
 TOP_K = 8
-TOLERANCE = {"float32": 1e-2, "bfloat16": 1.0, "float16": 0.25}
-"""Largest difference of a logit by compute dtype; the same KV in a batch of another shape differs by less."""
+TOLERANCE = {"float32": 1e-2, "bfloat16": 0.5, "float16": 0.1}
+"""Largest difference of a logit by compute dtype. Measured on the demo model between a row alone and the same row
+in a batch: 3e-5 in FP32, 0.125 (one unit in the last place) in BF16."""
 
 
 class CanaryMismatch(Exception):

@@ -135,6 +135,7 @@ def _environment(config: EngineConfig) -> dict[str, str]:
     root = str(Path(next(iter(service.__path__))).parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     more = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+    more |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if config.threads:
         more["OMP_NUM_THREADS"] = str(config.threads)
     return os.environ | more

@@ -15,6 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+
 from service.engine.protocol import Runner
 from service.engine.scheduler.batching import Part, compose
 from service.engine.scheduler.chunks import Chunk, ChunkCancelled, ChunkQueue
@@ -123,11 +125,13 @@ class Scheduler:
             self._wake.notify()
 
     def _main(self) -> None:
+        # All of it, or buffers that torch code keeps from inside inference mode could not be written outside it.
         try:
-            while self._wait():
-                self._do_calls()
-                self._step()
-                self._prefill_chunk()
+            with torch.inference_mode():
+                while self._wait():
+                    self._do_calls()
+                    self._step()
+                    self._prefill_chunk()
         finally:
             self._closing = True
             self._fail_everything()

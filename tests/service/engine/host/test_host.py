@@ -1,5 +1,7 @@
 """Builds and answers over a real snapshot store and a runner without a model."""
 
+import os
+import random
 import threading
 import time
 
@@ -23,6 +25,7 @@ from service.engine.messages import (
     Sampling,
     TurnRef,
 )
+from service.engine.scheduler.cancel import Reason
 
 DOC = DocumentRef("own", "doc")
 TOKENS = [7 * i % 251 for i in range(100)]
@@ -490,6 +493,39 @@ def test_a_full_disk_fails_the_build_but_not_an_answer(lab):
     assert done(events).finish_reason == "length"
     assert not done(events).kv_stored
     assert done(lab.follow(done(events))).finish_reason == "length"
+
+
+def test_nothing_leaks_over_300_questions_with_random_cancels(lab):
+    lab.start(n_slots=4)
+    docs = [DocumentRef("own", f"d{i}") for i in range(3)]
+    for ref in docs:
+        lab.build(ref)
+    choose, asked = random.Random(3), []
+    n_files = len(os.listdir("/proc/self/fd"))
+    for i in range(300):
+        prompt = [1 + choose.randrange(200)] * choose.randrange(1, 12)
+        kv_id = f"k{i}" if i % 10 == 0 else ""
+        asked.append(
+            lab.ask_later(prompt, ref=choose.choice(docs), name=f"a{i}", session=f"s{i % 7}", kv_id=kv_id, max_tokens=4)
+        )
+        if choose.random() < 0.3:
+            lab.host.cancel(f"a{choose.randrange(max(0, i - 8), i + 1)}", choose.choice(list(Reason)))
+        if i % 8 == 7:
+            for _, future in asked[-8:]:
+                future.result(30)
+    for _, future in asked:
+        future.result(30)
+    assert all(isinstance(events[-1], AnswerDone | Failed) for events, _ in asked)
+    assert {e[-1].code for e, _ in asked if isinstance(e[-1], Failed)} <= {"cancelled"}
+    stats = lab.host.stats()
+    assert (stats.running, stats.waiting, stats.document_references) == (0, 0, 0)
+    assert stats.tail_slots_used <= 3
+    assert lab.runner.n_tails == stats.tail_slots_used + 1
+    assert lab.runner.n_documents == 3
+    assert len(os.listdir("/proc/self/fd")) <= n_files
+    for i in range(7):
+        lab.host.release_session(f"s{i}")
+    assert lab.host.stats().tail_slots_used == 0
 
 
 def test_check_decodes_a_token_without_a_document(lab):
