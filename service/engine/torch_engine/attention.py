@@ -1,6 +1,6 @@
 """Attention over a shared document and private tails, grouped heads, no repeating of keys or values.
 
-All functions take queries already scaled and, for quantized KV types, rotated. Rows of one KV head are its query
+Queries are rotated for quantized KV types and, but for `flash`, already scaled. Rows of one KV head are its query
 heads times tokens: ``[n_kv_heads, group * n_rows, head_dim]``, group-major. Partial results over disjoint sets
 of keys are merged by their log-sum-exp, as in flash-attention's split-KV (Dao et al., 2023).
 """
@@ -10,10 +10,11 @@ import math
 import torch
 from torch import Tensor
 
-FEW_ROWS = 24
+FEW_ROWS = 8
 """Up to this many tokens a sequence is attended to by plain products, which beat the flash kernel there."""
 
 _PARTS = 4
+_CAUSAL_ROWS = 384
 
 
 def grouped_scores(q: Tensor, k: Tensor) -> Tensor:
@@ -48,17 +49,42 @@ def document_values(p: Tensor, v: Tensor, n_tokens: int) -> Tensor:
     return out.view(h, _PARTS, rows, d).sum(1, dtype=torch.float32)
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> tuple[Tensor, Tensor]:
+def flash(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False) -> tuple[Tensor, Tensor]:
     """Output FP32 ``[h, rows, d]`` and log-sum-exp ``[h, rows]`` of many rows; memory linear in the rows.
 
-    `q` is scaled already. All three are taken to the dtype of `v`.
+    All three are taken to the dtype of `v`.
     """
     if v.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q[None].to(v.dtype), k[None].to(v.dtype), v[None], 0.0, causal, scale=1.0
+            q[None].to(v.dtype), k[None].to(v.dtype), v[None], 0.0, causal, scale=scale
         )
         return out[0].float(), lse[0]
-    return _plain(q, k, v, causal=causal)
+    return _plain(q * scale, k, v, causal=causal)
+
+
+def causal_flash(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """A chunk over itself: queries ``[heads, n, d]``, keys and values ``[kv_heads, n, d]``.
+
+    Gives output FP32 ``[heads, n, d]`` and log-sum-exp ``[heads, n]``. Long chunks are halved: the flash kernel's
+    query blocks grow with the rows, and it computes whole blocks before it masks them.
+    """
+    n = q.shape[1]
+    if n <= _CAUSAL_ROWS:
+        group = q.shape[0] // k.shape[0]
+        return flash(q, k.repeat_interleave(group, 0), v.repeat_interleave(group, 0), scale, causal=True)
+    half = n // 2
+    early = causal_flash(q[:, :half], k[:, :half], v[:, :half], scale)
+    late_q = q[:, half:]
+    late = causal_flash(late_q, k[:, half:], v[:, half:], scale)
+    past = flash(by_kv_head(late_q, k.shape[0]), k[:, :half], v[:, :half], scale)
+    late = merge(*late, past[0].reshape(late[0].shape), past[1].reshape(late[1].shape))
+    return torch.cat((early[0], late[0]), 1), torch.cat((early[1], late[1]), 1)
+
+
+def by_kv_head(q: Tensor, kv_heads: int) -> Tensor:
+    """``[heads, n, d] -> [kv_heads, group * n, d]``, group-major."""
+    heads, n, d = q.shape
+    return q.reshape(kv_heads, heads // kv_heads * n, d)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ CPUs; a batched product over slices of the output features reaches nearly all of
 import torch
 from torch import Tensor, nn
 
-_SLICES = 4
+_SLICES = 2
 
 
 class RowLinear(nn.Module):
@@ -24,7 +24,8 @@ class RowLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self._sliceable or x.numel() != x.shape[-1] or x.device.type != "cpu":
             return nn.functional.linear(x, self.weight, self.bias)
-        column = x.view(1, -1, 1).expand(_SLICES, -1, 1)
+        # The same column for every slice, its strides those of a column-major matrix: that is what takes the fast path.
+        column = x.reshape(-1).contiguous().as_strided((_SLICES, x.shape[-1], 1), (0, 1, x.shape[-1]))
         out = torch.bmm(self.weight.view(self._slices), column).view(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 

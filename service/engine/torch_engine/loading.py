@@ -35,7 +35,7 @@ def load_model(model_dir: Path, compute_dtype: str, device: str) -> LoadedModel:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     card = load_card(model_dir)
     dtype = DTYPES[compute_dtype]
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=dtype, attn_implementation=NAME, local_files_only=True
     )
     model.eval().requires_grad_(False)

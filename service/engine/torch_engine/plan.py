@@ -7,7 +7,7 @@ and a forward may run while another one waits between two of its layers.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,16 @@ NAME = "preread"
 
 
 class Plan(Protocol):
-    """Attention of one layer: rotated, scaled queries ``[heads, n, d]``, keys and values ``[kv_heads, n, d]``
-    in; output FP32 ``[heads, n, d]`` in the same space."""
+    """Attention of one layer: rotated queries ``[heads, n, d]``, keys and values ``[kv_heads, n, d]`` in; output
+    FP32 ``[heads, n, d]`` in the same space."""
 
     rotation: Tensor | None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor: ...
+
+
+class PrefillDone(Exception):
+    """Raised out of a document chunk's forward in the last layer: its KV is stored, and nobody wants logits."""
 
 
 def preread_attention(
@@ -45,19 +49,13 @@ def preread_attention(
     if plan.rotation is not None:
         qkv = qkv @ plan.rotation
     q, k, v = qkv.split((heads, kv_heads, kv_heads))
-    out = plan.attend(int(module.layer_idx), q * scaling, k, v)  # type: ignore[arg-type]
+    out = plan.attend(cast(int, module.layer_idx), q, k, v, scaling)
     if plan.rotation is not None:
         out = out @ plan.rotation
     return out.transpose(0, 1)[None].to(query.dtype), None
 
 
 AttentionInterface.register(NAME, preread_attention)
-
-
-def _by_kv_head(q: Tensor, kv_heads: int) -> Tensor:
-    """``[heads, n, d] -> [kv_heads, group * n, d]``, group-major."""
-    heads, n, d = q.shape
-    return q.reshape(kv_heads, heads // kv_heads * n, d)
 
 
 @dataclass(slots=True)
@@ -70,23 +68,23 @@ class PrefillPlan:
     between_layers: Callable[[], None] | None
     records: list[list[memoryview]] = field(default_factory=list)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = self._attend(layer, q, k, v)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self._store(layer, k, v)
+        if layer == self.document.memory.layout.n_layers - 1:
+            raise PrefillDone
+        out = self._attend(layer, q, k, v, scale)
         if self.between_layers is not None:
             self.between_layers()
         return out
 
-    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         document, kv_heads = self.document, k.shape[0]
-        group = q.shape[0] // kv_heads
         dtype = document.memory.value_dtype
-        repeated = (x.to(dtype).repeat_interleave(group, 0) for x in (k, v))
-        out, lse = attention.flash(q, *repeated, causal=True)
+        out, lse = attention.causal_flash(q, k.to(dtype), v.to(dtype), scale)
         if not document.n_tokens:
             return out
         past_k, past_v = (x[layer, :, : document.n_tokens] for x in (document.k, document.v))
-        past, past_lse = attention.flash(_by_kv_head(q, kv_heads), past_k, past_v)
+        past, past_lse = attention.flash(attention.by_kv_head(q, kv_heads), past_k, past_v, scale)
         return attention.merge(out, lse, past.reshape(out.shape), past_lse.reshape(lse.shape))[0]
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -140,10 +138,11 @@ class StepPlan:
     groups: list[Group]
     rotation: Tensor | None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         for group in self.groups:
             for member in group.members:
                 _append(layer, member, k, v)
+        q = q * scale
         outs = [_attend_group(layer, g, q[:, g.first : g.first + g.n], k.shape[0]) for g in self.groups]
         return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
@@ -173,13 +172,15 @@ def _tail_only(layer: int, rows: SequenceRows, q: Tensor, base: int, kv_heads: i
     """Output ``[heads, n, d]`` and log-sum-exp ``[heads, n]`` of one sequence's rows over its tail."""
     own = q[:, rows.first - base : rows.first - base + rows.n]
     k, v = _tail(layer, rows)
-    out, lse = attention.masked(_by_kv_head(own, kv_heads), k, v, rows.mask)
+    out, lse = attention.masked(attention.by_kv_head(own, kv_heads), k, v, rows.mask)
     return out.reshape(own.shape), lse.reshape(own.shape[:2])
 
 
 def _attend_many(layer: int, group: Group, document: DocumentKV, q: Tensor, kv_heads: int) -> Tensor:
     n = document.n_tokens
-    out, lse = attention.flash(_by_kv_head(q, kv_heads), document.k[layer, :, :n], document.v[layer, :, :n])
+    out, lse = attention.flash(
+        attention.by_kv_head(q, kv_heads), document.k[layer, :, :n], document.v[layer, :, :n], 1.0
+    )
     tails = [_tail_only(layer, m, q, group.first, kv_heads) for m in group.members]
     tail_out, tail_lse = (torch.cat(parts, 1) for parts in zip(*tails, strict=True))
     return attention.merge(out.reshape(q.shape), lse.reshape(q.shape[:2]), tail_out, tail_lse)[0]
@@ -191,7 +192,7 @@ def _attend_few(layer: int, group: Group, document: DocumentKV, q: Tensor, kv_he
     # all, and from no elements torch cannot infer a size.
     heads, n_rows, d = q.shape
     n, group_heads = document.n_tokens, heads // kv_heads
-    rows = _by_kv_head(q, kv_heads)
+    rows = attention.by_kv_head(q, kv_heads)
     tails = [_tail(layer, m) for m in group.members]
     longest = max(k.shape[1] for k, _ in tails)
     scores = torch.cat(

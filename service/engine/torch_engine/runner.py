@@ -1,5 +1,6 @@
 """The torch engine's `Runner`: one thread calls it; see `service.engine.protocol` for the contract."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
@@ -14,11 +15,11 @@ from service.engine.protocol import Rows, RunnerLimits
 from service.engine.torch_engine.attention import causal_mask
 from service.engine.torch_engine.kv import DocumentKV, KVMemory, TailPool
 from service.engine.torch_engine.loading import LoadedModel, load_model
-from service.engine.torch_engine.plan import Group, Plan, PrefillPlan, SequenceRows, StepPlan
+from service.engine.torch_engine.plan import Group, Plan, PrefillDone, PrefillPlan, SequenceRows, StepPlan
 
 ENGINE_VERSION = "torch-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
-CHUNK_TOKENS = 512
+CHUNK_TOKENS = 768
 
 
 class TorchRunner:
@@ -82,7 +83,8 @@ class TorchRunner:
             raise ValueError(f"{n} more tokens do not fit a document of {document.capacity_tokens}")
         plan = PrefillPlan(document, self._rotation, between_layers)
         positions = torch.arange(document.n_tokens, document.n_tokens + n)
-        self._run(list(tokens), positions, plan, torch.tensor([n - 1]))
+        with contextlib.suppress(PrefillDone):
+            self._run(tokens, positions, plan, torch.tensor([n - 1]))
         document.n_tokens += n
         return [[records[i] for records in plan.records] for i in range(-(-n // block))]
 
@@ -173,9 +175,8 @@ class TorchRunner:
         return tail.k[:, :, first:last], tail.v[:, :, first:last]
 
     def _decode(self, records: memoryview, n_tokens: int, k: Tensor, v: Tensor) -> None:
-        data = torch.frombuffer(records, dtype=torch.uint8) if not records.readonly else records
-        if isinstance(data, Tensor):
-            data = data.to(self._device)
+        writable = bytearray(records) if records.readonly else records
+        data = torch.frombuffer(writable, dtype=torch.uint8).to(self._device)
         decode_records(data, n_tokens, self.layout, out_k=k, out_v=v, rotated=self._rotation is not None)
 
     @torch.inference_mode()

@@ -48,7 +48,7 @@ def test_a_probe_attends_to_the_document_only(memory, document, n_question):
     if n_question:
         mask = attention.causal_mask(n_question, 0, refeed=False, device=CPU)
         members.append(SequenceRows(Tail(memory, 64), 1, n_question, False, mask))
-    out = StepPlan([Group(document, members)], None).attend(0, q, k, v)
+    out = StepPlan([Group(document, members)], None).attend(0, q, k, v, 1.0)
     assert out.shape == q.shape
     torch.testing.assert_close(out[:, :1], over_document(q[:, :1], document), rtol=1e-5, atol=1e-5)
     assert bool(torch.isfinite(out).all())
