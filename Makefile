@@ -13,10 +13,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
 
 setup: $(VENV)/.ready
 
-$(MODEL)/preread.json: | $(VENV)/.ready
-	$(VENV)/bin/preread models demo
-
-model: setup $(MODEL)/preread.json
+# Not a file target: make cannot name a file below a home folder with a blank in its name.
+model: setup
+	@test -f "$(MODEL)/preread.json" || $(VENV)/bin/preread models demo
 
 demo: model
 	$(PY) examples/demo.py
@@ -32,7 +31,7 @@ check: setup
 	$(PY) scripts/size_budget.py
 
 test: model check
-	PREREAD_TEST_MODEL=$(MODEL) scripts/test.sh
+	PREREAD_TEST_MODEL="$(MODEL)" scripts/test.sh
 
 bench: model
 	$(PY) benchmarks/resume.py
