@@ -37,9 +37,7 @@ def is_over(position: Position) -> bool:
     return position >= _END
 
 
-async def document_events(
-    views: AsyncIterator[DocumentView], position: Position
-) -> AsyncIterator[DocumentEvent]:
+async def document_events(views: AsyncIterator[DocumentView], position: Position) -> AsyncIterator[DocumentEvent]:
     """Events beyond `position`, through the last one."""
     async for view in views:
         if (here := _position_of(view)) > position:

@@ -115,11 +115,7 @@ class DocumentController(Controller):
         """A page's text as the model got it, with its range of the document's tokens."""
         return page_body(await services.documents.text_page(owner_id, document_id, number))
 
-    @get(
-        "/{document_id:str}/file",
-        media_type="application/octet-stream",
-        responses=problem_responses(404, 416),
-    )
+    @get("/{document_id:str}/file", responses=problem_responses(404, 416))
     async def original(
         self,
         request: Request,

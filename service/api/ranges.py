@@ -51,6 +51,8 @@ def file_response(
     """200 with all bytes, 206 with those asked for, 416 when there are none such."""
     nbytes = path.stat().st_size
     headers = {
+        # Set here, because Litestar would claim UTF-8 for any text.
+        "Content-Type": media_type,
         "Accept-Ranges": "bytes",
         "ETag": etag,
         "Content-Disposition": disposition(filename),
@@ -62,14 +64,12 @@ def file_response(
         wanted = parse_range(range_header, nbytes) if if_range in {None, etag} else None
     except ValueError:
         headers |= {"Content-Range": f"bytes */{nbytes}", "Content-Length": "0"}
-        return Stream(_nothing(), status_code=416, headers=headers, media_type=media_type)
+        return Stream(_nothing(), status_code=416, headers=headers)
     sent = wanted or ByteRange(0, nbytes - 1)
     headers["Content-Length"] = str(sent.nbytes)
     if wanted is not None:
         headers["Content-Range"] = f"bytes {sent.first}-{sent.last}/{nbytes}"
-    return Stream(
-        _read(path, sent), status_code=206 if wanted else 200, headers=headers, media_type=media_type
-    )
+    return Stream(_read(path, sent), status_code=206 if wanted else 200, headers=headers)
 
 
 def disposition(filename: str) -> str:

@@ -12,7 +12,7 @@ from litestar.response import ServerSentEvent
 from litestar.response.sse import ServerSentEventMessage
 
 from service.api.problems import problem_of
-from service.errors import Unavailable
+from service.errors import ServiceError, Unavailable
 
 CLEANUP_S = 5.0
 _encode = msgspec.json.Encoder().encode
@@ -58,7 +58,8 @@ async def _messages(
             else:
                 yield ServerSentEventMessage(data=None, comment="still here")
     except Exception as error:
-        _log.warning("stream failed", error=type(error).__name__, exc_info=error)
+        if not isinstance(error, ServiceError):
+            _log.error("stream failed", error=type(error).__name__, exc_info=error)
         yield _problem(error)
     finally:
         await _close(events, upcoming, stop)

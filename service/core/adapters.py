@@ -12,7 +12,7 @@ from service.core.clock import Clock, SystemClock
 from service.core.engines import start_engine
 from service.core.ingestion import Read
 from service.core.prompts import Prompts, fake_prompts, load_prompts
-from service.core.snapshot_tier import NoSnapshotFiles
+from service.core.snapshot_tier import StoredSnapshots
 from service.db.engine import Database
 from service.db.migrations import upgrade
 from service.engine.protocol import EngineClient
@@ -65,7 +65,7 @@ async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given)
         db=db,
         engine=engine,
         prompts=prompts,
-        store=given.store or NoSnapshotFiles(),
+        store=given.store or StoredSnapshots(settings.store_dir),
         read=given.read or parser(settings),
     )
 

@@ -26,6 +26,9 @@ from service.errors import Busy, NotFound, ServiceError, StorageFull, TooLong, U
 ENGINE_RETRY_AFTER_S = 5
 _ENDED_EARLY = Failed("engine_lost", "The engine ended the answer without a word.", retryable=True)
 
+_LOST_DETAIL = "The engine stopped while this was being answered and is being restarted: ask again."
+_MISS_DETAIL = "The document's snapshot was lost again right after it had been rebuilt: ask again."
+
 Rebuild = Callable[[str], Awaitable[DocumentRow]]
 """Computes the snapshot of a document (by its id) again; the document as it is then."""
 OnText = Callable[[str], None]
@@ -34,7 +37,11 @@ OnText = Callable[[str], None]
 def error_of(code: str, detail: str) -> ServiceError:
     """The error a client is told, by the code of an engine's `Failed` or of a stored turn."""
     match code:
-        case "engine_lost" | "interrupted" | "snapshot_miss":
+        case "engine_lost":
+            return Unavailable(_LOST_DETAIL, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
+        case "snapshot_miss":
+            return Unavailable(_MISS_DETAIL, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
+        case "interrupted":
             return Unavailable(detail, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
         case "busy" | "queue_full":
             return Busy(detail)

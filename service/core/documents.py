@@ -69,9 +69,7 @@ class DocumentService:
         ahead = progress.stage in statuses.ORDER and row.status in statuses.before(progress.stage)
         return DocumentView(row, progress.stage if ahead else row.status, progress)
 
-    async def page(
-        self, owner_id: str, *, limit: int, after: str | None
-    ) -> tuple[Sequence[DocumentView], bool]:
+    async def page(self, owner_id: str, *, limit: int, after: str | None) -> tuple[Sequence[DocumentView], bool]:
         """Newest first, and whether there are more. Raises Invalid for an `after` that is not in the list."""
         async with self._db.reading() as uow:
             last = await uow.documents.get(after, owner_id) if after else None
@@ -100,18 +98,17 @@ class DocumentService:
             await self._artifacts.remove(DocumentRef(owner_id, document_id))
         view = await self.get(owner_id, document_id)
         if view.row.status != statuses.CANCELLED:
-            raise Conflict(
-                f"The document is {view.row.status} already; delete it to remove it.", code="already_ended"
-            )
+            raise Conflict(f"The document is {view.row.status} already; delete it to remove it.", code="already_ended")
         return view
 
     async def text_page(self, owner_id: str, document_id: str, number: int) -> PageRow:
         """Raises NotFound for a page there is not, Conflict while pages are still being read."""
         row = await self._row(owner_id, document_id)
-        async with self._db.reading() as uow:
-            page = await uow.pages.get(document_id, number)
-        if page is not None:
-            return page
+        if 1 <= number <= (row.page_count or 0):
+            async with self._db.reading() as uow:
+                page = await uow.pages.get(document_id, number)
+            if page is not None:
+                return page
         if row.page_count is None and row.status in statuses.UNFINISHED:
             raise Conflict("The document's pages are still being read.", code="document_not_ready")
         raise NotFound(f"The document has {row.page_count or 0} pages; there is no page {number}.")
@@ -173,6 +170,4 @@ class DocumentService:
         if row.status == statuses.READY:
             n_tokens = row.token_count or 0
             return Progress(statuses.READY, n_tokens, n_tokens, "tokens", 0.0)
-        return Progress(
-            row.status, row.progress_done, row.progress_total, row.progress_unit, row.progress_eta_s
-        )
+        return Progress(row.status, row.progress_done, row.progress_total, row.progress_unit, row.progress_eta_s)

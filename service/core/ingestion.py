@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import structlog
-
 from ingest.model import Document
 from service.core import statuses
 from service.core.builds import build_snapshot
@@ -22,8 +20,6 @@ from service.db.models import DocumentRow, PageRow
 from service.engine.messages import BuildProgress, DocumentRef
 from service.engine.protocol import EngineClient
 from service.errors import NotFound
-
-_log = structlog.get_logger("preread.ingestion")
 
 
 class Read(Protocol):
@@ -65,7 +61,6 @@ class Ingestion:
             token_ids = await self._stored_tokens(row)
         async with self.building:
             await self._build(row, token_ids)
-        _log.info("document ready", document_id=document_id, tokens=len(token_ids))
 
     async def _row(self, document_id: str) -> DocumentRow:
         async with self.db.reading() as uow:
@@ -111,9 +106,7 @@ class Ingestion:
         return tokens.ids
 
     async def _build(self, row: DocumentRow, token_ids: list[int]) -> None:
-        meters = {
-            stage: Meter(self.clock, stage, "tokens") for stage in (statuses.PREFILLING, statuses.PERSISTING)
-        }
+        meters = {stage: Meter(self.clock, stage, "tokens") for stage in (statuses.PREFILLING, statuses.PERSISTING)}
 
         def report(event: BuildProgress) -> None:
             meter = meters.get(event.stage, meters[statuses.PREFILLING])
@@ -130,9 +123,7 @@ class Ingestion:
         allowed = statuses.UNFINISHED if status == statuses.READY else statuses.before(status)
         async with self.db.writing() as uow:
             now = self.clock.now()
-            moved = await uow.documents.change(
-                document_id, only_if=allowed, status=status, updated_at=now, **values
-            )
+            moved = await uow.documents.change(document_id, only_if=allowed, status=status, updated_at=now, **values)
             _require(moved)
         self.board.wake(document_id)
 

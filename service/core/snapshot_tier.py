@@ -1,8 +1,23 @@
-"""What of the snapshot store the server process itself touches: deletion."""
+"""What of the snapshot store the server process itself touches: deletion. Everything else is the engine's."""
+
+from pathlib import Path
+
+from cache_store.errors import StorageFailed
+from cache_store.keys import SnapshotKey
+from cache_store.store import SnapshotStore
+from service.errors import StorageFull
 
 
-class NoSnapshotFiles:
-    """For an engine that keeps its snapshots to itself (`FakeEngine`)."""
+class StoredSnapshots:
+    """The snapshots below the store's root, shared with the engine's process."""
+
+    def __init__(self, root: Path) -> None:
+        self._store = SnapshotStore(root)
 
     def delete(self, owner_id: str, kind: str, id: str) -> tuple[int, int]:
-        return 0, 0
+        """Raises StorageFull when the disk does not even let go of files; trying again goes on."""
+        try:
+            removed = self._store.delete(SnapshotKey(owner_id, kind, id))
+        except StorageFailed as error:
+            raise StorageFull(f"A snapshot could not be removed: {error}. Delete it again.") from error
+        return removed.objects, removed.nbytes

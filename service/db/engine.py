@@ -61,9 +61,7 @@ def _storage_errors() -> Iterator[None]:
         yield
     except OperationalError as error:
         if any(sign in str(error.orig).lower() for sign in _FULL):
-            raise StorageFull(
-                "The disk refused a write to the database: free some space, try again."
-            ) from error
+            raise StorageFull("The disk refused a write to the database: free some space, try again.") from error
         raise
 
 

@@ -166,10 +166,8 @@ class FakeEngine:
         try:
             while True:
                 step = asyncio.ensure_future(anext(events, None))
-                await asyncio.wait((step, stop), return_when=asyncio.FIRST_COMPLETED)
-                if not step.done():
-                    step.cancel()
-                    await asyncio.wait((step,))
+                await _first_of(step, stop)
+                if step.cancelled():
                     yield stop.result()
                     return
                 if (event := step.result()) is None:
@@ -270,3 +268,13 @@ class FakeEngine:
             engine_prefilled_tokens=started.prefilled_tokens, kv_stored=bool(request.kv_id),
             kv_nbytes=len(token_ids) * BYTES_PER_TOKEN if request.kv_id else 0,
         )  # fmt: skip
+
+
+async def _first_of(step: asyncio.Future, stop: asyncio.Future) -> None:
+    """Wait for either; `step` runs no longer afterwards, also when the caller is cancelled meanwhile."""
+    try:
+        await asyncio.wait((step, stop), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not step.done():
+            step.cancel()
+            await asyncio.wait((step,))

@@ -1,11 +1,15 @@
-"""A service over the fake engine, with files of its own."""
+"""A service over the fake engine, in this event loop or behind a real socket."""
 
 import asyncio
-from contextlib import asynccontextmanager
+import socket
+import threading
+from contextlib import asynccontextmanager, contextmanager
 
+import httpx
 import pytest
-from litestar.testing import AsyncTestClient
+import uvicorn
 
+from ingest.model import Document, MediaType, Page
 from service.app import create_app
 from service.core.adapters import Given
 from service.core.clock import FakeClock
@@ -22,6 +26,7 @@ def settings(tmp_path):
         free_floor_bytes=0,
         answer_room_tokens=64,
         sweep_interval_s=3600,
+        sse_heartbeat_s=0.2,
     )
 
 
@@ -31,13 +36,26 @@ def engine():
 
 
 @pytest.fixture
-def open_client(settings, engine):
-    """Opens the API in this event loop; `given` replaces parts of it."""
+def make_app(settings, engine):
+    """Makes the application; `given` replaces parts of it, `changed` settings."""
+
+    def make(changed=None, **given):
+        used = settings.model_copy(update=changed or {})
+        return create_app(used, Given(**{"engine": engine, "prompts": fake_prompts()} | given))
+
+    return make
+
+
+@pytest.fixture
+def open_client(make_app):
+    """Opens the API in this event loop (Litestar's own client has another); `client.services` are its parts."""
 
     @asynccontextmanager
-    async def opened(settings=settings, **given):
-        app = create_app(settings, Given(**{"engine": engine, "prompts": fake_prompts()} | given))
-        async with AsyncTestClient(app, raise_server_exceptions=False) as client:
+    async def opened(changed=None, **given):
+        app = make_app(changed, **given)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with app.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            client.services = app.state.services
             yield client
 
     return opened
@@ -50,20 +68,131 @@ async def client(anyio_backend, open_client):
 
 
 @pytest.fixture
+def serving(make_app):
+    """Serves the API on a free port, in a thread; gives an httpx client and the application."""
+
+    @contextmanager
+    def started(changed=None, **given):
+        app = make_app(changed, **given)
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        try:
+            with httpx.Client(base_url=url, timeout=20) as client:
+                yield client, app
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            listening.close()
+
+    return started
+
+
+@pytest.fixture
 def clock():
     return FakeClock()
 
 
-async def until_ended(client, document_id, *, timeout_s=20.0):
-    """The document once its status is final."""
-    async with asyncio.timeout(timeout_s):
-        while True:
-            body = (await client.get(f"/v1/documents/{document_id}")).json()
-            if body["status"] in {"ready", "failed", "cancelled"}:
-                return body
-            await asyncio.sleep(0.02)
+@pytest.fixture
+def upload():
+    """Posts a document."""
+
+    async def post(client, data=b"The keeper is Marta Kovalenko. " * 30, name="notes.txt", **fields):
+        return await client.post("/v1/documents", files={"file": (name, data)}, data=fields)
+
+    return post
 
 
-@pytest.fixture(name="until_ended")
-def until_ended_fixture():
-    return until_ended
+@pytest.fixture
+def until():
+    """Waits for a document to be in one of these states; its body."""
+
+    async def wait(client, document_id, *statuses, timeout_s=20.0):
+        async with asyncio.timeout(timeout_s):
+            while True:
+                body = (await client.get(f"/v1/documents/{document_id}")).json()
+                if body["status"] in (statuses or ("ready", "failed", "cancelled")):
+                    return body
+                await asyncio.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def until_ended(until):
+    return until
+
+
+@pytest.fixture
+def eventually():
+    """Waits for a condition."""
+
+    async def wait(condition):
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def files_left(settings, eventually):
+    """Names of the stored originals, once there are `count` of them: a failed document's goes after its status."""
+
+    async def left(count=0):
+        await eventually(lambda: len(list(settings.files_dir.iterdir())) == count)
+        return sorted(path.name for path in settings.files_dir.iterdir())
+
+    return left
+
+
+@pytest.fixture
+def made(upload, until):
+    """A document that has ended, however it ended."""
+
+    async def make(client, *args, **fields):
+        response = await upload(client, *args, **fields)
+        assert response.status_code == 202, response.text
+        return await until(client, response.json()["id"])
+
+    return make
+
+
+class Reader:
+    """Reads text without a parser process; pages are parted by form feeds. Waits while `gate` is closed."""
+
+    def __init__(self):
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.passwords = []
+
+    async def __call__(self, path, *, password, on_progress):
+        self.passwords.append(password)
+        texts = path.read_text().split("\f")
+        on_progress(0, len(texts))
+        await self.gate.wait()
+        on_progress(len(texts), len(texts))
+        return Document(MediaType.TEXT, tuple(Page(n, None, text) for n, text in enumerate(texts, 1)))
+
+
+@pytest.fixture
+def reader():
+    return Reader()
+
+
+class Store:
+    """Remembers what was deleted; every document has two objects of ten bytes, every turn one of three."""
+
+    def __init__(self):
+        self.deleted = []
+
+    def delete(self, owner_id, kind, id):
+        self.deleted.append((owner_id, kind, id))
+        return (2, 20) if kind == "document" else (1, 3)
+
+
+@pytest.fixture
+def store():
+    return Store()

@@ -55,9 +55,7 @@ class Documents:
         query = select(DocumentRow).where(DocumentRow.expires_at <= now, DocumentRow.pinned.is_(False))
         return (await self._session.scalars(query)).all()
 
-    async def change(
-        self, document_id: str, *, only_if: Collection[str] | None = None, **values: Any
-    ) -> bool:
+    async def change(self, document_id: str, *, only_if: Collection[str] | None = None, **values: Any) -> bool:
         """Set columns; with `only_if`, only while the status is one of these. False when none was."""
         query = update(DocumentRow).where(DocumentRow.id == document_id).values(**values)
         if only_if is not None:
@@ -67,9 +65,7 @@ class Documents:
 
     async def reset_snapshot_states(self, stale: Collection[str]) -> None:
         """After a restart nothing is being rebuilt: those of ready documents become `absent`."""
-        query = update(DocumentRow).where(
-            DocumentRow.status == "ready", DocumentRow.snapshot_state.in_(stale)
-        )
+        query = update(DocumentRow).where(DocumentRow.status == "ready", DocumentRow.snapshot_state.in_(stale))
         await self._session.execute(query.values(snapshot_state="absent"))
 
     async def token_ids(self, document_id: str) -> bytes | None:
@@ -88,5 +84,5 @@ class Documents:
 
     async def counts(self) -> dict[str, int]:
         """How many there are of each status."""
-        query = select(DocumentRow.status, func.count()).group_by(DocumentRow.status)
-        return dict((await self._session.execute(query)).tuples().all())
+        query = select(DocumentRow.status, func.count().label("n")).group_by(DocumentRow.status)
+        return {row.status: row.n for row in await self._session.execute(query)}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from service.engine.models.card import ModelCard, load_card
 from service.engine.torch_engine.linear import use_row_linears
@@ -33,6 +34,7 @@ def load_model(model_dir: Path, compute_dtype: str, device: str) -> LoadedModel:
     if compute_dtype not in DTYPES:
         raise ValueError(f"compute dtype {compute_dtype!r} is not one of {', '.join(DTYPES)}")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.disable_progress_bar()  # its bar would run through answers and logs
     card = load_card(model_dir)
     dtype = DTYPES[compute_dtype]
     model: Any = AutoModelForCausalLM.from_pretrained(

@@ -65,6 +65,11 @@ class TorchRunner:
         """Slots that hold a sequence's tail now."""
         return self._tails.used
 
+    @property
+    def weights_nbytes(self) -> int:
+        """Bytes of the model's parameters, shared ones once."""
+        return sum(p.nbytes for p in self._model.parameters())
+
     def new_document(self, n_tokens: int) -> DocumentKV:
         return DocumentKV(self._memory, n_tokens)
 

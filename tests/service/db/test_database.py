@@ -1,0 +1,121 @@
+"""Units of work: all or nothing, one writer at a time, and full disks that say so."""
+
+import asyncio
+import sqlite3
+
+import pytest
+
+from service.db.engine import Database
+from service.db.errors import AlreadyExists
+from service.db.migrations import upgrade
+from service.db.models import DocumentRow, PageRow, SessionRow, TurnRow
+from service.errors import StorageFull
+
+
+def document(id="doc_1", key="k", **values):
+    return DocumentRow(
+        id=id, owner_id="o", dedupe_key=key, title="t", filename="f", nbytes=1, sha256="0", created_at=1.0,
+        updated_at=1.0, **values,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def db(anyio_backend, tmp_path):
+    url = f"sqlite+aiosqlite:///{tmp_path / 'a.sqlite3'}"
+    await upgrade(url)
+    database = Database(url)
+    yield database
+    await database.close()
+
+
+@pytest.mark.anyio
+async def test_a_unit_that_raises_writes_nothing(db):
+    with pytest.raises(RuntimeError):  # noqa: PT012 - the block is the unit of work
+        async with db.writing() as uow:
+            await uow.documents.add(document())
+            raise RuntimeError
+    async with db.reading() as uow:
+        assert await uow.documents.get("doc_1") is None
+
+
+@pytest.mark.anyio
+async def test_a_unique_key_is_refused_and_the_first_stays(db):
+    async with db.writing() as uow:
+        await uow.documents.add(document())
+    with pytest.raises(AlreadyExists):
+        async with db.writing() as uow:
+            await uow.documents.add(document("doc_2"))
+    async with db.reading() as uow:
+        assert await uow.documents.ids() == {"doc_1"}
+
+
+@pytest.mark.anyio
+async def test_writers_wait_for_each_other(db):
+    async with db.writing() as uow:
+        await uow.documents.add(document(progress_done=0))
+
+    async def increment():
+        async with db.writing() as uow:
+            row = await uow.documents.get("doc_1")
+            await asyncio.sleep(0)
+            await uow.documents.change("doc_1", progress_done=row.progress_done + 1)
+
+    await asyncio.gather(*(increment() for _ in range(20)))
+    async with db.reading() as uow:
+        assert (await uow.documents.get("doc_1")).progress_done == 20
+
+
+@pytest.mark.anyio
+async def test_a_claim_succeeds_once(db):
+    async with db.writing() as uow:
+        await uow.documents.add(document())
+
+    async def claim():
+        async with db.writing() as uow:
+            return await uow.documents.change("doc_1", only_if={"queued"}, status="parsing")
+
+    assert sorted(await asyncio.gather(*(claim() for _ in range(5)))) == [False] * 4 + [True]
+
+
+@pytest.mark.anyio
+async def test_a_removed_document_takes_its_pages_sessions_and_turns(db):
+    async with db.writing() as uow:
+        await uow.documents.add(document())
+        await uow.pages.replace("doc_1", [PageRow(document_id="doc_1", number=1, text="x")])
+        uow.session.add(SessionRow(id="s", owner_id="o", document_id="doc_1", created_at=1.0, updated_at=1.0))
+        await uow.session.flush()
+        uow.session.add(TurnRow(id="a", session_id="s", ordinal=1, question="q", created_at=1.0, kv_id="kv"))
+    async with db.writing() as uow:
+        assert await uow.deletions.turns_of("doc_1") == [("kv", 1)]
+        await uow.documents.remove("doc_1")
+    async with db.reading() as uow:
+        assert await uow.pages.all("doc_1") == []
+        assert await uow.session.get(SessionRow, "s") is None
+        assert await uow.session.get(TurnRow, "a") is None
+
+
+@pytest.mark.anyio
+async def test_a_full_disk_is_said_and_what_was_there_stays(db):
+    async with db.writing() as uow:
+        await uow.documents.add(document())
+    async with db.engine.connect() as connection:
+        size = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
+        await connection.exec_driver_sql(f"PRAGMA max_page_count={size}")
+        await connection.rollback()
+    with pytest.raises(StorageFull):  # noqa: PT012
+        async with db.writing() as uow:
+            pages = [PageRow(document_id="doc_1", number=n, text="x" * 10_000) for n in range(1, 50)]
+            await uow.pages.replace("doc_1", pages)
+    async with db.reading() as uow:
+        assert await uow.pages.all("doc_1") == []
+        assert await uow.documents.get("doc_1") is not None
+
+
+@pytest.mark.anyio
+async def test_the_file_is_in_wal_mode_and_checks_foreign_keys(db, tmp_path):
+    with sqlite3.connect(tmp_path / "a.sqlite3") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+    with pytest.raises(Exception, match="FOREIGN KEY"):
+        async with db.writing() as uow:
+            await uow.pages.replace("doc_none", [PageRow(document_id="doc_none", number=1, text="x")])
