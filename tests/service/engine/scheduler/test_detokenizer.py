@@ -1,7 +1,7 @@
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -59,12 +59,14 @@ def cut(text: str) -> str:
     return text.rstrip("\ufffd")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_pieces_join_to_the_text(text):
     pieces = stream(byte_level(), byte_level().encode(text).ids)
-    assert "".join(pieces) == cut(text) if text.endswith("\ufffd") else "".join(pieces) == text
+    assert "".join(pieces) == cut(text)
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1, max_size=20), st.integers(0, 60))
 def test_cut_anywhere_no_replacement_character_appears(text, n):
     text = text.replace("\ufffd", "?")
@@ -76,6 +78,7 @@ def test_cut_anywhere_no_replacement_character_appears(text, n):
     assert joined == cut(byte_level().decode(ids))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 299), max_size=60))
 def test_any_ids_join_to_what_decoding_at_once_gives(ids):
     joined = "".join(stream(byte_level(), ids))

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.scheduler.stops import StopStrings
@@ -36,6 +36,7 @@ def test_no_stops_hold_nothing_back():
 texts = st.text(alphabet="ab", max_size=12)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(alphabet="ab", min_size=1, max_size=4), max_size=3), st.lists(texts, max_size=6))
 def test_shown_text_is_the_text_before_the_first_stop(stops, pieces):
     whole = "".join(pieces)
