@@ -1,7 +1,7 @@
 """How much each KV type moves a model's predictions, and what it costs that prefill attends to the stored
 form.
 
-    python benchmarks/kv_fidelity.py --model models/demo
+    python benchmarks/kv_fidelity.py
 
 Writes docs/fidelity.md and prints one JSON line. The example contract is read as a document of 3,072 tokens;
 the 1,000 tokens that follow are fed behind it, and the distribution of the next token at each of them is
@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from cache_store.codec import decode_records, encode_records
 from cache_store.layout import KVType
+from service.cli.config import read_settings
 from service.engine.models.card import MEAN_KL_LIMIT, ModelCard, load_card
 from service.engine.models.gate import KLStats, kl_stats, logits_after
 from service.engine.models.source import quiet_transformers
@@ -195,7 +196,7 @@ def page(card: ModelCard, found: dict[str, KLStats]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, default=Path(os.environ.get("PREREAD_MODEL", ROOT / "models" / "demo")))
+    parser.add_argument("--model", type=Path, default=read_settings().model_dir)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--page", type=Path, default=PAGE, help="where the page is written")
     options = parser.parse_args()

@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from service.settings import Settings
+
 
 @pytest.fixture(scope="session")
 def anyio_backend():
@@ -11,8 +13,8 @@ def anyio_backend():
 
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
-    """The imported demo model: `PREREAD_MODEL`, else `models/demo`."""
-    directory = Path(os.environ.get("PREREAD_MODEL") or Path(__file__).parents[1] / "models" / "demo")
+    """The imported demo model: `PREREAD_TEST_MODEL`, else where `preread serve` finds it."""
+    directory = Path(os.environ.get("PREREAD_TEST_MODEL") or Settings().model_dir)
     if not (directory / "preread.json").is_file():
         pytest.fail(f"{directory} is not an imported model: run `make model`, or deselect with -m 'not model'")
     return directory

@@ -1,6 +1,7 @@
 """A model in memory between being read from somewhere and being written as a model directory."""
 
 import io
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -34,17 +35,28 @@ class Source:
     tokenizer_json: bytes
 
 
+class _Dropped(io.StringIO):
+    """Takes the place of a stream and keeps nothing; rich, which draws our own bars, finds the stream itself."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self.rich_proxied_file = getattr(stream, "rich_proxied_file", stream)
+
+    def write(self, text: str, /) -> int:
+        return len(text)
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Keep transformers' progress bars and advice off the terminal: progress is told by `Progress`.
 
-    The bar of its GGUF reader has no switch, so what goes to standard error meanwhile is dropped.
+    The bar of its GGUF reader has no switch, so what is written to standard error meanwhile is dropped.
     """
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):
+        with redirect_stderr(_Dropped(sys.stderr)):
             yield
     finally:
         logging.set_verbosity(verbosity)

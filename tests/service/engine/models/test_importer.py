@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -295,3 +296,16 @@ def test_files_are_readable_by_others(source: Path, tmp_path: Path) -> None:
 def test_silent_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     silent("reading", 0, 1)
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_loader_draws_no_bar_over_ours(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(stderr=True)
+
+    def draw(stage: str, done: int, total: int) -> None:
+        console.print(f"{stage} {done}/{total}")
+
+    imported(source, tmp_path, progress=draw)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert {line.split()[0] for line in told.err.splitlines()} == {"reading", "writing", "hashing"}
+    assert "reading 1/3" in told.err
