@@ -31,6 +31,10 @@ class SnapshotTier(Protocol):
         """Remove every copy of a `document`'s or `turn`'s KV, unfinished ones too: objects and bytes."""
         ...
 
+    def turns(self) -> list[tuple[str, str]]:
+        """Owner and id of every turn whose KV is stored, unfinished ones too."""
+        ...
+
 
 class Artifacts:
     """Removes a document from the engine's memory, the snapshot store and the files, in this order: what

@@ -1,6 +1,5 @@
 """Sessions and answers, built together and closed together."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from service.core.admission import Admission
@@ -67,14 +66,10 @@ class Conversations:
         )
         return cls(sessions, answers, admission, turns, turn_kv)
 
-    async def recover(self, stored_turns: Callable[[], Iterable[tuple[str, str]]] = tuple) -> None:
-        """At a server's start: fail the turns that a crash left running, and remove KV that no turn refers
-        to.
-
-        `stored_turns` tells owner and id of every stored turn; it is called off the event loop.
-        """
+    async def recover(self) -> None:
+        """At a server's start: fail the turns that a crash left running, and remove KV that no turn refers to."""
         await self.turns.recover()
-        await self.turn_kv.sweep(stored_turns)
+        await self.turn_kv.sweep()
 
     async def document_removed(self, document_id: str, session_ids: list[str]) -> None:
         """End what uses a document whose rows are gone."""

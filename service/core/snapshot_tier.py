@@ -1,4 +1,4 @@
-"""What of the snapshot store the server process itself touches: deletion. Everything else is the engine's."""
+"""What of the snapshot store the server process itself touches: what is deleted. Everything else is the engine's."""
 
 from pathlib import Path
 
@@ -21,3 +21,8 @@ class StoredSnapshots:
         except StorageFailed as error:
             raise StorageFull(f"A snapshot could not be removed: {error}. Delete it again.") from error
         return removed.objects, removed.nbytes
+
+    def turns(self) -> list[tuple[str, str]]:
+        """Owner and id of every turn whose KV is stored, unfinished ones too."""
+        keys = {entry.name.key for entry in self._store.entries() if entry.state != "quarantined"}
+        return sorted((key.owner_id, key.id) for key in keys if key.kind == "turn")

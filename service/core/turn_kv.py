@@ -1,7 +1,7 @@
 """The stored KV of turns: removed when no turn refers to it any more."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import structlog
@@ -16,6 +16,10 @@ class TurnStore(Protocol):
 
     def delete(self, owner_id: str, kind: str, id: str) -> tuple[int, int]:
         """Remove every copy of a `turn`'s KV: objects and bytes. Nothing there is fine."""
+        ...
+
+    def turns(self) -> list[tuple[str, str]]:
+        """Owner and id of every turn whose KV is stored, unfinished ones too."""
         ...
 
 
@@ -35,14 +39,17 @@ class TurnKV:
         except Exception as error:
             _log.error("turn KV not removed", n=len(kv_ids), error=type(error).__name__, exc_info=error)
 
-    async def sweep(self, stored_turns: Callable[[], Iterable[tuple[str, str]]]) -> int:
-        """Remove those of the stored turns (owner, id) that no row refers to (left by a crash); how many."""
-        stored = await asyncio.to_thread(lambda: list(stored_turns()))
-        async with self._database.reading() as uow:
-            used = await uow.turns.kv_in_use([kv_id for _, kv_id in stored])
-        orphans = [(owner, kv_id) for owner, kv_id in stored if kv_id not in used]
-        await asyncio.to_thread(self._delete, orphans)
-        return len(orphans)
+    async def sweep(self) -> None:
+        """Remove stored KV that no turn refers to (left by a crash). What cannot be removed stays for the
+        next start."""
+        try:
+            stored = await asyncio.to_thread(self._store.turns)
+            async with self._database.reading() as uow:
+                used = await uow.turns.kv_in_use()
+            orphans = [(owner_id, kv_id) for owner_id, kv_id in stored if kv_id not in used]
+            await asyncio.to_thread(self._delete, orphans)
+        except Exception as error:
+            _log.error("orphaned turns not removed", error=type(error).__name__, exc_info=error)
 
     def _delete(self, targets: Iterable[tuple[str, str]]) -> None:
         for owner_id, kv_id in targets:

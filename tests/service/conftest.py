@@ -192,6 +192,9 @@ class Store:
         self.deleted.append((owner_id, kind, id))
         return (2, 20) if kind == "document" else (1, 3)
 
+    def turns(self):
+        return []
+
 
 @pytest.fixture
 def store():

@@ -1,6 +1,6 @@
 """Turns of sessions: questions, answers, and which KV they left."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from sqlalchemy import CursorResult, and_, func, or_, select, update
@@ -65,9 +65,9 @@ class Turns:
         rows = await self._session.scalars(mine.where(TurnRow.kv_id.not_in(others)).distinct())
         return [kv_id for kv_id in rows if kv_id is not None]
 
-    async def kv_in_use(self, kv_ids: Collection[str]) -> set[str]:
-        """Those of `kv_ids` that some turn refers to."""
-        rows = await self._session.scalars(select(TurnRow.kv_id).where(TurnRow.kv_id.in_(kv_ids)).distinct())
+    async def kv_in_use(self) -> set[str]:
+        """Ids of stored KV that some turn refers to."""
+        rows = await self._session.scalars(select(TurnRow.kv_id).where(TurnRow.kv_id.is_not(None)).distinct())
         return {kv_id for kv_id in rows if kv_id is not None}
 
     async def _changed(self, query: Any) -> int:

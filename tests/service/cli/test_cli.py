@@ -1,6 +1,7 @@
 """The commands over the fake engine and a real store: what they print, and with which exit code they end."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -180,3 +181,13 @@ def test_database_upgrade(preread, settings: Settings) -> None:
     preread("db", "upgrade")
     preread("db", "upgrade")
     assert (settings.data_dir / "preread.sqlite3").is_file()
+
+
+def test_kv_of_a_turn_that_nothing_refers_to_is_removed_at_the_next_start(preread, settings: Settings, file) -> None:
+    preread("ask", str(file), "Who?")
+    turns = settings.store_dir / "snapshots" / "local" / "turns"
+    (kept,) = turns.iterdir()
+    shutil.copytree(kept, turns / "ans_left_by_a_crash")
+    preread("ask", str(file), "Who?")
+    assert len(list(turns.iterdir())) == 2
+    assert kept.is_dir()

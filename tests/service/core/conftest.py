@@ -62,11 +62,15 @@ class TurnFiles:
 
     def __init__(self) -> None:
         self.removed: list[str] = []
+        self.stored: list[str] = []
 
     def delete(self, owner_id: str, kind: str, id: str) -> tuple[int, int]:
         assert (owner_id, kind) == (OWNER, "turn")
         self.removed.append(id)
         return 1, 64
+
+    def turns(self) -> list[tuple[str, str]]:
+        return [(OWNER, id) for id in self.stored]
 
 
 class World:

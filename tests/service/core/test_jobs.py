@@ -149,6 +149,9 @@ async def test_a_deletion_cut_short_is_finished_at_the_next_start(open_client, m
         def delete(self, owner_id, kind, id):
             raise OSError("the disk is gone")
 
+        def turns(self):
+            raise OSError("the disk is gone")
+
     async with open_client(read=reader, store=Broken()) as client:
         document_id = (await made(client, PAGES))["id"]
         assert (await client.delete(f"/v1/documents/{document_id}")).status_code == 500

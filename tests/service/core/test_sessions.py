@@ -96,5 +96,6 @@ async def test_document_removed_while_answering(world) -> None:
 
 async def test_orphaned_turns_are_swept(world) -> None:
     kept = await world.answer(await world.session())
-    await world.conversations.recover(lambda: [(world.owner, kept["id"]), (world.owner, "ans_orphan")])
+    world.files.stored = [kept["id"], "ans_orphan"]
+    await world.conversations.recover()
     assert world.files.removed == ["ans_orphan"]
