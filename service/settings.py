@@ -28,24 +28,18 @@ def default_data_dir() -> Path:
 class Settings(BaseSettings):
     """Everything an operator can choose. `PREREAD_CONFIG` names a TOML file; the environment wins over it."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="PREREAD_", frozen=True, extra="forbid", env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="PREREAD_", frozen=True, extra="forbid", env_ignore_empty=True)
 
     data_dir: Path = Field(
         default_factory=default_data_dir,
         description="Files, snapshots, models and the database live below it.",
     )
     model: str = Field("demo", description="Name of an imported model, or a path to its directory.")
-    engine: Literal["torch", "fake"] = Field(
-        "torch", description="`torch`; or `fake`, no model, to try the API."
-    )
+    engine: Literal["torch", "fake"] = Field("torch", description="`torch`; or `fake`, no model, to try the API.")
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "auto", description="Weights and compute of the torch engine."
     )
-    kv_type: Literal["fp16", "k8v8", "k8v4", "k4v4"] = Field(
-        "k8v4", description="How keys and values are stored."
-    )
+    kv_type: Literal["fp16", "k8v8", "k8v4", "k4v4"] = Field("k8v4", description="How keys and values are stored.")
     threads: int = Field(0, ge=0, description="Compute threads of the engine; 0 takes every core.")
     max_context: int = Field(
         0, ge=0, description="Tokens of document, turns and answer together; 0 takes the model's own."
@@ -66,9 +60,7 @@ class Settings(BaseSettings):
     parse_concurrency: int = Field(1, ge=1, le=16, description="Documents parsed at the same time.")
     parse_timeout_s: float = Field(900.0, gt=0, description="Longest time one document may be parsed.")
     parse_memory_bytes: int = Field(2 * GIB, gt=0, description="Memory of the parsing process.")
-    answer_room_tokens: int = Field(
-        768, gt=0, description="Tokens of the context kept free for question and answer."
-    )
+    answer_room_tokens: int = Field(768, gt=0, description="Tokens of the context kept free for question and answer.")
     snapshot_budget_bytes: int = Field(0, ge=0, description="Disk for snapshots; 0 is no limit.")
     free_floor_bytes: int = Field(512 * MIB, ge=0, description="Free disk that is never used up.")
     sweep_interval_s: float = Field(60.0, gt=0, description="How often expired documents are removed.")
@@ -78,9 +70,7 @@ class Settings(BaseSettings):
     disconnect_grace_s: float = Field(10.0, ge=0, description="How long an answer goes on without a reader.")
     sse_heartbeat_s: float = Field(15.0, gt=0, description="A comment is sent on streams this long quiet.")
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe message logged."
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe message logged.")
     log_format: Literal["auto", "json", "console"] = Field(
         "auto", description="`auto`: console on a terminal, else JSON."
     )

@@ -56,9 +56,7 @@ class EngineCollector(Collector):
         self.stats: EngineStats | None = None
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "preread_engine_up", "Whether the engine answers", value=float(self.stats is not None)
-        )
+        yield GaugeMetricFamily("preread_engine_up", "Whether the engine answers", value=float(self.stats is not None))
         if self.stats is None:
             return
         for name in self.stats.__struct_fields__:
@@ -75,9 +73,7 @@ class MetricsController(Controller):
     tags = ("operations",)
 
     @get(media_type=CONTENT_TYPE_LATEST)
-    async def metrics(
-        self, services: NamedDependency[Services], metrics: NamedDependency[Metrics]
-    ) -> Response[bytes]:
+    async def metrics(self, services: NamedDependency[Services], metrics: NamedDependency[Metrics]) -> Response[bytes]:
         """Metrics in the Prometheus text format."""
         await metrics.refresh(services)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

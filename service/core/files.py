@@ -57,9 +57,7 @@ class Files:
 
 
 def too_large(max_nbytes: int) -> TooLarge:
-    return TooLarge(
-        f"The file is larger than this server takes ({max_nbytes:,} bytes): upload a smaller one."
-    )
+    return TooLarge(f"The file is larger than this server takes ({max_nbytes:,} bytes): upload a smaller one.")
 
 
 class IncomingFile:

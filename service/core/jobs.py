@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import structlog
 
@@ -15,9 +16,12 @@ from service.core.progress import ProgressBoard
 from service.db.engine import Database
 from service.db.models import DocumentRow
 from service.engine.messages import DocumentRef
-from service.errors import NotFound, ServiceError
+from service.errors import ServiceError, StorageFull
+
+T = TypeVar("T")
 
 _STORE_PROGRESS_S = 1.0
+_RETRY_S = 2.0
 _log = structlog.get_logger("preread.jobs")
 
 
@@ -57,7 +61,7 @@ class Jobs:
             self._passwords[row.id] = password
         task = asyncio.create_task(self._run(row.id, row.owner_id), name=f"ingest {row.id}")
         self._tasks[row.id] = task
-        task.add_done_callback(lambda _: self._drop(row.id))
+        task.add_done_callback(lambda done: self._drop(row.id, done))
 
     async def stop(self, document_id: str) -> None:
         """End the work on a document; returns when nothing of it runs any more."""
@@ -69,7 +73,9 @@ class Jobs:
     def running(self) -> int:
         return len(self._tasks)
 
-    def _drop(self, document_id: str) -> None:
+    def _drop(self, document_id: str, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            _log.error("document left for the next start", document_id=document_id, exc_info=error)
         self._tasks.pop(document_id, None)
         self._passwords.pop(document_id, None)
         self._board.finish(document_id)
@@ -81,9 +87,8 @@ class Jobs:
             await self._ingestion.run(document_id, lambda: self._passwords.pop(document_id, None))
         except IngestError as error:
             await self._fail(ref, error.code, str(error))
-        except NotFound:
-            _log.info("document removed while it was made", document_id=document_id)
         except ServiceError as error:
+            # NotFound is no exception: a document that was cancelled or removed has ended, so nothing is changed.
             await self._fail(ref, error.code, error.detail)
         except Exception as error:
             _log.error("document failed", document_id=document_id, exc_info=error)
@@ -93,9 +98,9 @@ class Jobs:
 
     async def _fail(self, ref: DocumentRef, code: str, detail: str) -> None:
         """Say why, give the bytes free to be uploaded again, and leave nothing else behind."""
-        _log.warning("document refused", document_id=ref.document_id, code=code)
-        if await self.finish(ref.document_id, statuses.FAILED, code, detail):
-            await self._artifacts.remove(ref)
+        if await _once_there_is_room(lambda: self.finish(ref.document_id, statuses.FAILED, code, detail)):
+            _log.warning("document refused", document_id=ref.document_id, code=code)
+            await _once_there_is_room(lambda: self._artifacts.remove(ref))
 
     async def finish(self, document_id: str, status: str, code: str, detail: str) -> bool:
         """End an unfinished document as `failed` or `cancelled`; False when it had ended already."""
@@ -120,8 +125,10 @@ class Jobs:
         """Write the board to the rows now and then, so that a restarted server still knows it."""
         while True:
             await asyncio.sleep(_STORE_PROGRESS_S)
-            with suppress(ServiceError):
+            try:
                 await self.store_progress()
+            except Exception as error:
+                _log.error("progress was not stored", exc_info=error)
 
     async def store_progress(self) -> None:
         for document_id in list(self._tasks):
@@ -137,3 +144,12 @@ class Jobs:
                     progress_unit=progress.unit,
                     progress_eta_s=progress.eta_s,
                 )
+
+
+async def _once_there_is_room(step: Callable[[], Awaitable[T]]) -> T:
+    """A full disk at the end of a document must not keep it unfinished for ever."""
+    while True:
+        try:
+            return await step()
+        except StorageFull:
+            await asyncio.sleep(_RETRY_S)

@@ -4,6 +4,7 @@ SQLite runs in WAL mode with foreign keys on. A writing unit takes the write loc
 IMMEDIATE`), so that two writers wait for each other instead of failing half-way.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -27,6 +28,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = url
         self.engine = create_engine(url)
+        self._turn = asyncio.Lock()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[UnitOfWork]:
@@ -36,11 +38,13 @@ class Database:
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[UnitOfWork]:
-        """Commits at the end of the block, rolls back when it raises.
+        """Commits at the end of the block, rolls back when it raises. Units of one process take turns in order.
 
-        Raises StorageFull when the disk refused the write, AlreadyExists for a unique key.
+        Raises StorageFull when the disk refused the write, AlreadyExists for a unique key. A unit inside another
+        one would wait for itself.
         """
-        async with AsyncSession(self.engine, expire_on_commit=False) as session:
+        # SQLite lets waiting writers poll, in no order; many at once would run into its timeout.
+        async with self._turn, AsyncSession(self.engine, expire_on_commit=False) as session:
             with _storage_errors():
                 await session.connection(execution_options={"preread_write": True})
                 yield UnitOfWork(session)

@@ -7,6 +7,7 @@ import pytest
 from service.core.progress import Progress
 from service.engine.fake import FakeEngine
 from service.engine.messages import Failed
+from service.errors import StorageFull
 
 PAGES = "\f".join(f"Page {n} says that the fee is {n}00 pounds. " * 20 for n in range(1, 6)).encode()
 LOST = Failed("engine_lost", "gone", retryable=True)
@@ -126,6 +127,39 @@ async def test_a_fault_of_ours_ends_the_document_without_its_text(open_client, m
         body = await made(client, PAGES)
     assert (body["status"], body["error"]["code"]) == ("failed", "internal_error")
     assert "inside" not in body["error"]["message"]
+
+
+@pytest.mark.anyio
+async def test_a_full_disk_delays_the_cleaning_and_does_not_prevent_it(open_client, made, reader, files_left):
+    class Full:
+        n_calls = 0
+
+        def delete(self, owner_id, kind, id):
+            self.n_calls += 1
+            if self.n_calls == 1:
+                raise StorageFull("no room")
+            return 0, 0
+
+    store = Full()
+    async with open_client(read=reader, store=store) as client:
+        assert (await made(client, b"x" * 30_000))["status"] == "failed"
+        assert await files_left() == []
+    assert store.n_calls == 2
+
+
+@pytest.mark.anyio
+async def test_a_document_that_waits_its_turn_can_be_cancelled(open_client, upload, until, reader, files_left):
+    reader.gate.clear()
+    async with open_client(read=reader) as client:
+        first = (await upload(client, b"text 1")).json()["id"]
+        await until(client, first, "parsing")
+        waiting = (await upload(client, b"text 2")).json()["id"]
+        assert (await client.post(f"/v1/documents/{waiting}/cancel")).json()["status"] == "cancelled"
+        assert await files_left(1) == [first]
+        reader.gate.set()
+        assert (await until(client, first))["status"] == "ready"
+        assert (await until(client, waiting))["status"] == "cancelled"
+    assert reader.passwords == [None]
 
 
 @pytest.mark.anyio
