@@ -47,6 +47,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fake_step_s: float = 0.0
     fake_layer_s: float = 0.0
     fake_chunk_tokens: int = 256
+    fake_layers: int = 2
 
 
 def open_host(config: EngineConfig) -> "EngineHost":
@@ -129,6 +130,7 @@ def _fake_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]
         script=script,
         vocab_size=vocab_size,
         kv_type=KVType(config.kv_type),
+        n_layers=config.fake_layers,
         chunk_tokens=config.fake_chunk_tokens,
         n_slots=_n_slots(config),
         tail_tokens=config.tail_tokens,
