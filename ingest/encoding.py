@@ -58,9 +58,7 @@ def decode(data: bytes) -> Decoded | None:
 def looks_binary(text: str) -> bool:
     """Whether decoded text is too full of control characters to be anyone's writing."""
     sample = text[:65536]
-    n_controls = sum(
-        (char < " " and char not in "\t\n\r\f\0\x1b\x1a") or "\x7f" <= char < "\xa0" for char in sample
-    )
+    n_controls = sum((char < " " and char not in "\t\n\r\f\0\x1b\x1a") or "\x7f" <= char < "\xa0" for char in sample)
     n_zeros = sample.count("\0")
     return n_controls > 0.02 * len(sample) + 1 or n_zeros > 0.2 * len(sample) + 1
 

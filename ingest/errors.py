@@ -62,9 +62,7 @@ class UnsupportedType(IngestError):
     looks_like: str
 
     def __str__(self) -> str:
-        return (
-            f"The file looks like {self.looks_like}, which this version does not support yet. {CONVERT_HELP}"
-        )
+        return f"The file looks like {self.looks_like}, which this version does not support yet. {CONVERT_HELP}"
 
 
 class Unreadable(IngestError):
@@ -100,8 +98,7 @@ class DamagedFile(Unreadable):
 
     def __str__(self) -> str:
         return (
-            f"The file is damaged: {self.reason}. "
-            "Open it in a viewer, save or print it to a new PDF, and upload that."
+            f"The file is damaged: {self.reason}. Open it in a viewer, save or print it to a new PDF, and upload that."
         )
 
 
@@ -148,10 +145,7 @@ class TooManyPages(LimitReached):
     limit: int
 
     def __str__(self) -> str:
-        return (
-            f"The document has {self.n_pages:,} pages; the limit is {self.limit:,}. "
-            "Split it and upload the parts."
-        )
+        return f"The document has {self.n_pages:,} pages; the limit is {self.limit:,}. Split it and upload the parts."
 
 
 @dataclass(eq=False)
@@ -219,10 +213,7 @@ class ParserCrashed(IngestError):
     how: str
 
     def __str__(self) -> str:
-        return (
-            f"The process that reads documents ended unexpectedly ({self.how}). "
-            "Try again; if it repeats, report it."
-        )
+        return f"The process that reads documents ended unexpectedly ({self.how}). Try again; if it repeats, report it."
 
 
 @dataclass(eq=False)

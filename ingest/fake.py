@@ -21,15 +21,12 @@ class ByteTokenizer:
         return [
             token
             for part in parts
-            for token in (
-                [_N_BYTES + SPECIAL_TOKENS.index(part)] if part in SPECIAL_TOKENS else part.encode()
-            )
+            for token in ([_N_BYTES + SPECIAL_TOKENS.index(part)] if part in SPECIAL_TOKENS else part.encode())
         ]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of these ids, control strings spelled out; broken UTF-8 becomes U+FFFD."""
         pieces = [
-            bytes([token]) if token < _N_BYTES else SPECIAL_TOKENS[token - _N_BYTES].encode()
-            for token in token_ids
+            bytes([token]) if token < _N_BYTES else SPECIAL_TOKENS[token - _N_BYTES].encode() for token in token_ids
         ]
         return b"".join(pieces).decode(errors="replace")

@@ -49,9 +49,7 @@ class PageQuality:
 def measure(number: int, raw: str, *, shows_something: bool = True) -> PageQuality:
     """Count what is visible, and what of it has no meaning; a glyph name counts as one character."""
     text, n_unmapped = _UNMAPPED.subn("", raw)
-    n_meaningless = n_unmapped + sum(
-        len(kind.findall(text)) for kind in (_PRIVATE_USE, _CONTROL, _REPLACEMENT)
-    )
+    n_meaningless = n_unmapped + sum(len(kind.findall(text)) for kind in (_PRIVATE_USE, _CONTROL, _REPLACEMENT))
     n_visible = len(_SPACE.sub("", text)) + n_unmapped
     return PageQuality(number, n_visible, n_meaningless, shows_something)
 
@@ -74,10 +72,7 @@ def judge(pages: Sequence[PageQuality]) -> tuple[str, ...]:
 def _scan_warning(scanned: Sequence[PageQuality], n_pages: int) -> tuple[str, ...]:
     if not scanned:
         return ()
-    return (
-        f"{len(scanned)} of {n_pages} pages have no text layer and cannot be asked about: "
-        f"{name_pages(scanned)}.",
-    )
+    return (f"{len(scanned)} of {n_pages} pages have no text layer and cannot be asked about: {name_pages(scanned)}.",)
 
 
 def _poor_warning(with_text: Sequence[PageQuality], n_pages: int) -> tuple[str, ...]:

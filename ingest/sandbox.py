@@ -133,9 +133,7 @@ class _Reader:
         reading = asyncio.ensure_future(receive(self._process.stdout))
         cancelling = asyncio.ensure_future(self._cancel.wait())
         try:
-            await asyncio.wait(
-                {reading, cancelling}, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({reading, cancelling}, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
             if self._cancel.is_set():
                 raise ParseCancelled
             if not reading.done():

@@ -50,9 +50,7 @@ _ZIP_CONTENTS: tuple[tuple[bytes, str], ...] = (
 )
 _PDF_HEADER = re.compile(rb"%PDF-\d\.\d")
 _PDF_OBJECT = re.compile(rb"\d+\s+\d+\s+obj\b")
-_HTML = re.compile(
-    r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
-)
+_HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
 _SVG = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!.*?>\s*)*<svg\b", re.I | re.S)
 
 
@@ -78,9 +76,7 @@ def _is_pdf(head: bytes) -> bool:
     header = _PDF_HEADER.search(start)
     if header is None:
         return False
-    follows_text = (
-        header.start() and start[header.start() - 1] not in b"\n\r" and 32 <= start[header.start() - 1] < 127
-    )
+    follows_text = header.start() and start[header.start() - 1] not in b"\n\r" and 32 <= start[header.start() - 1] < 127
     return not follows_text and _PDF_OBJECT.search(head, header.end()) is not None
 
 
@@ -94,9 +90,7 @@ def _binary_kind(head: bytes) -> str | None:
     if head.startswith(b"RIFF") and head[8:12] in (b"WEBP", b"WAVE", b"AVI "):
         return {b"WEBP": "a WebP image", b"WAVE": "a WAV recording"}.get(head[8:12], "an AVI video")
     if head[4:8] == b"ftyp":
-        return (
-            "an HEIC or AVIF image" if head[8:12] in (b"heic", b"heix", b"mif1", b"avif") else "an MP4 video"
-        )
+        return "an HEIC or AVIF image" if head[8:12] in (b"heic", b"heix", b"mif1", b"avif") else "an MP4 video"
     return next((name for magic, name in _MAGIC if head.startswith(magic)), None)
 
 

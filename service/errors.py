@@ -1,17 +1,17 @@
 """Errors of the use cases; they know no HTTP. `service.api.problems` maps each class to a status and a type.
 
-    ServiceError                code, detail (says what to do)
-    ├── NotFound                unknown id, or not yours
-    ├── Invalid                 a value that cannot be used; `param` names it
-    │   └── TooLong             does not fit the model's context; the numbers are in the detail
-    ├── Malformed               a body that is not what its content type says
-    ├── Conflict                the state forbids it now (document not ready, session busy)
-    ├── Gone                    the stream or its events are no longer kept
-    ├── TooLarge                an upload above the limit
-    ├── Unsupported             a kind of file this version cannot read
-    ├── Busy                    a bounded queue is full; `retry_after_s`
-    ├── Unavailable             the engine is down or restarting; `retry_after_s`
-    └── StorageFull             disk budget, free-space floor, or the operating system refused
+ServiceError                code, detail (says what to do)
+├── NotFound                unknown id, or not yours
+├── Invalid                 a value that cannot be used; `param` names it
+│   └── TooLong             does not fit the model's context; the numbers are in the detail
+├── Malformed               a body that is not what its content type says
+├── Conflict                the state forbids it now (document not ready, session busy)
+├── Gone                    the stream or its events are no longer kept
+├── TooLarge                an upload above the limit
+├── Unsupported             a kind of file this version cannot read
+├── Busy                    a bounded queue is full; `retry_after_s`
+├── Unavailable             the engine is down or restarting; `retry_after_s`
+└── StorageFull             disk budget, free-space floor, or the operating system refused
 """
 
 

@@ -149,11 +149,7 @@ def _inline(node: SyntaxTreeNode) -> str:
             return _untagged(node.content)
         case "link":
             target = str(node.attrGet("href") or "")
-            return (
-                inner
-                if target in (inner, f"mailto:{inner}", "") or target[0] == "#"
-                else f"{inner} ({target})"
-            )
+            return inner if target in (inner, f"mailto:{inner}", "") or target[0] == "#" else f"{inner} ({target})"
         case "image":
             return f"[image: {inner}]" if inner else ""
         case "s":

@@ -53,17 +53,13 @@ class Conversations:
         answers = AnswerService(
             database=database,
             engine=engine,
-            preparation=Preparation(
-                database, engine, snapshots, prompt, prompt_digest, limits.max_answer_tokens
-            ),
+            preparation=Preparation(database, engine, snapshots, prompt, prompt_digest, limits.max_answer_tokens),
             turns=turns,
             admission=admission,
             clock=clock,
             grace_s=limits.grace_s,
         )
-        sessions = SessionService(
-            database=database, engine=engine, answers=answers, turn_kv=turn_kv, clock=clock
-        )
+        sessions = SessionService(database=database, engine=engine, answers=answers, turn_kv=turn_kv, clock=clock)
         return cls(sessions, answers, admission, turns, turn_kv)
 
     async def recover(self) -> None:

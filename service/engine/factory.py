@@ -3,6 +3,7 @@
 Importing this module is cheap; torch and the model are loaded by `open_host`.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,7 +95,13 @@ def _n_slots(config: EngineConfig) -> int:
     return config.max_batch + config.idle_tails + 1
 
 
+OPENMP_SPIN = "10000"
+"""GOMP_SPINCOUNT unless the environment says otherwise. Threads that wait for each other spin far longer by default:
+on a machine that also does other work, they spin while the one they wait for is kept off its core."""
+
+
 def _torch_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]":
+    os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN)
     from service.engine.models.card import check_kv_type, load_card
     from service.engine.tokenizer import Tokenizer
     from service.engine.torch_engine.runner import TorchRunner

@@ -28,9 +28,7 @@ Put = Callable[[bytes], Path]
 Make = Callable[[PdfMaker], bytes]
 
 
-def read(
-    path: Path, password: str | None = None, limits: ParseLimits | None = None
-) -> tuple[list[str], list[str]]:
+def read(path: Path, password: str | None = None, limits: ParseLimits | None = None) -> tuple[list[str], list[str]]:
     """Pages and warnings, extracted in this process."""
     messages = list(extract(path, limits or ParseLimits(), password))
     assert isinstance(messages[-1], Finished)
@@ -44,9 +42,7 @@ def unmapped(pdf: PdfMaker, *lines: bytes) -> bytes:
         b"/DescendantFonts[<</Type/Font/Subtype/CIDFontType2/BaseFont/AAAAAA+X"
         b"/CIDSystemInfo<</Registry(Adobe)/Ordering(Identity)/Supplement 0>>>>]>>>>"
     )
-    return pdf.one_page(
-        b"BT /F1 9 Tf " + b"".join(b"<%s> Tj " % line for line in lines) + b"ET", resources=font
-    )
+    return pdf.one_page(b"BT /F1 9 Tf " + b"".join(b"<%s> Tj " % line for line in lines) + b"ET", resources=font)
 
 
 REFUSED: dict[str, tuple[Make, type[IngestError], str]] = {
@@ -69,9 +65,7 @@ REFUSED: dict[str, tuple[Make, type[IngestError], str]] = {
     "garbage": (lambda pdf: b"%PDF-1.7\n" + b"garbage " * 500, DamagedFile, "damaged"),
     "no end": (lambda pdf: pdf.with_text(SENTENCE)[:200], DamagedFile, "damaged"),
     "pages in a circle": (
-        lambda pdf: pdf.from_objects(
-            b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[2 0 R]/Count 1>>"
-        ),
+        lambda pdf: pdf.from_objects(b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[2 0 R]/Count 1>>"),
         DamagedFile,
         "damaged",
     ),

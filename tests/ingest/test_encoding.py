@@ -60,9 +60,7 @@ def test_a_replacement_character_in_the_file_is_not_a_loss():
     assert decoded.warning is None
 
 
-@pytest.mark.parametrize(
-    "data", [bytes(range(256)) * 20, b"\x00\x01\x02\x03" * 200, b"\x80\x00\xff\x07" * 100]
-)
+@pytest.mark.parametrize("data", [bytes(range(256)) * 20, b"\x00\x01\x02\x03" * 200, b"\x80\x00\xff\x07" * 100])
 def test_binary_data_is_not_text(data: bytes):
     decoded = decode(data)
     assert decoded is None or looks_binary(decoded.text)

@@ -71,9 +71,7 @@ def test_random_text(upload: Path, text: str, encoding: str):
 @FUZZ
 @given(
     st.sampled_from(SEEDS),
-    st.lists(
-        st.tuples(st.floats(0, 1), st.sampled_from(TOKENS) | st.binary(max_size=6)), min_size=1, max_size=8
-    ),
+    st.lists(st.tuples(st.floats(0, 1), st.sampled_from(TOKENS) | st.binary(max_size=6)), min_size=1, max_size=8),
 )
 def test_mutated_pdfs(upload: Path, seed: bytes, changes: list[tuple[float, bytes]]):
     data = bytearray(seed)

@@ -113,9 +113,7 @@ async def test_the_password_is_not_on_the_command_line(pdf: PdfMaker, put: Put):
 
 
 async def test_no_parser_outlives_a_killed_parent(pdf: PdfMaker, put: Put):
-    script = (
-        f"import asyncio\nfrom ingest.sandbox import parse\nasyncio.run(parse({str(put(pdf.hanging()))!r}))"
-    )
+    script = f"import asyncio\nfrom ingest.sandbox import parse\nasyncio.run(parse({str(put(pdf.hanging()))!r}))"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     parent = await asyncio.to_thread(subprocess.Popen, [sys.executable, "-c", script], env=env)
     try:
