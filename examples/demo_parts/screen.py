@@ -20,13 +20,13 @@ class Screen:
     """Shows the demo. `terminal` None asks the file."""
 
     def __init__(self, file: TextIO | None = None, *, terminal: bool | None = None) -> None:
-        file = file or sys.stdout
+        out = file or sys.stdout
         if terminal is None:
-            terminal = file.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+            terminal = out.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         self._bars = terminal
         # Said outright, because environment variables can make rich believe that a pipe is a terminal.
         plain: dict[str, Any] = {} if terminal else {"no_color": True, "width": 100}
-        self._console = Console(file=file, highlight=False, force_terminal=terminal, **plain)
+        self._console = Console(file=out, highlight=False, force_terminal=terminal, **plain)
 
     def heading(self, text: str) -> None:
         self._console.print(f"\n[bold]{escape(text)}[/bold]", soft_wrap=True)
@@ -139,7 +139,7 @@ LABELS = {"parsing": "reading pages", "prefilling": "prefilling tokens"}
 
 def left(eta_s: float | None) -> str:
     """The time left, for the end of a line."""
-    return f", {eta_s:.0f} s left" if eta_s else ""
+    return f", {eta_s:.0f} s left" if eta_s and eta_s >= 1 else ""
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Row] | Sequence[tuple[str, str]]) -> Table:
