@@ -138,14 +138,15 @@ PAGE_TEXT = """\
 Written by `benchmarks/kv_fidelity.py`; do not edit. A KV type stores keys and values with fewer bits; this page
 says how much that changes what a model predicts.
 
-Model: {source}. Text: the example contract, {n_document:,} tokens
-of it as the document and {n_fed:,} tokens fed behind it. KL is the Kullback-Leibler divergence (in nats) of the
-next token's distribution from that of FP16 KV in the same compute type. *Same first choice* is the share of
-positions at which greedy decoding takes the same token.
+Model: {source}. Text: the example contract, {n_document:,} tokens of it
+as the document and {n_fed:,} tokens fed behind it. KL is the Kullback-Leibler divergence (in nats) of the next
+token's distribution from that of FP16 KV in the same compute type. *Same first choice* is the share of positions
+at which greedy decoding takes the same token.
 
 {kv_table}
 
-FP16 KV takes {fp16_nbytes:,} bytes per token.
+FP16 KV takes {fp16_nbytes:,} bytes per token. In BF16 two runs that are rounded at different places differ by about
+as much as BF16 does from FP32 (the second table), whatever the KV type: that is the floor of the BF16 rows.
 
 *If encoded after* is the mean KL when the whole document is prefilled with FP16 KV and encoded once at the end.
 Preread lets each chunk attend to the stored form of the chunks before it instead, so that a prefill which was
