@@ -32,7 +32,7 @@ from service.engine.torch_engine.runner import CHUNK_TOKENS, TorchRunner
 ROOT = Path(__file__).parents[1]
 TEXT = ROOT / "examples" / "contract" / "contract.md"
 PAGE = ROOT / "docs" / "fidelity.md"
-N_DOCUMENT = 6 * CHUNK_TOKENS
+N_DOCUMENT = 3072
 N_FED = 1000
 QUANTIZED = (KVType.K8V8, KVType.K8V4, KVType.K4V4)
 DTYPES = {"float32": "FP32", "bfloat16": "BF16"}
@@ -60,7 +60,7 @@ class Bench:
         document = runner.new_document(N_DOCUMENT)
         blocks: Records = []
         for first in range(0, N_DOCUMENT, CHUNK_TOKENS):
-            blocks += runner.prefill_chunk(document, self._ids[first : first + CHUNK_TOKENS])
+            blocks += runner.prefill_chunk(document, self._ids[first : min(first + CHUNK_TOKENS, N_DOCUMENT)])
         return logits_after(runner, document, self._ids[N_DOCUMENT - 1 :]), blocks
 
     def quantized_after(self, kv_type: KVType, exact: Records) -> torch.Tensor:
