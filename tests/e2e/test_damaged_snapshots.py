@@ -1,0 +1,137 @@
+"""Snapshots damaged between a stop and a start: always the right answer, the right reason, and order after it.
+
+Here through the whole service; `tests/cache_store` has every kind of damage at every place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache_store.store import SnapshotStore
+from tests.e2e.damage import FEW, MANY, Damage
+from tests.e2e.server import Server, files_below
+
+QUESTION = "Who keeps the lighthouse?"
+KEEPERS = ["Ada Brun", "Tom Quill", "Ida Marsh", "Ben Oakes", "Eve Stroud", "Max Tolley", "Una Wick", "Sam Yarrow"]
+
+
+@dataclass
+class Case:
+    """A document, an answer about it before the damage, and one from after it with the document as it is then."""
+
+    server: Server
+    document: dict[str, Any]
+    before: dict[str, Any]
+    after: dict[str, Any]
+    rebuilt: dict[str, Any]
+
+
+def suffer(server: Server, damages: Sequence[Damage], texts: Sequence[str]) -> dict[str, Case]:
+    """One document for each damage; all are damaged while the server is stopped."""
+    documents = [server.ready(text.encode()) for text in texts]
+    other = server.ready(texts[-1].replace("lighthouse", "mill").encode())
+    ask = {"text": QUESTION, "max_tokens": 24}
+    before = [server.ask(server.session(document["id"]), **ask) for document in documents]
+    server.stop()
+    for damage, document in zip(damages, documents, strict=True):
+        damage.apply(directory_of(server, document["id"]), directory_of(server, other["id"]))
+    server.start()
+    cases = {}
+    for damage, document, answer in zip(damages, documents, before, strict=True):
+        after = server.ask(server.session(document["id"]), **ask)
+        cases[damage.name] = Case(server, document, answer, after, server.document(document["id"]))
+    return cases
+
+
+def directory_of(server: Server, document_id: str) -> Path:
+    (directory,) = (server.store / "snapshots").glob(f"*/documents/{document_id}/*")
+    return directory
+
+
+def expect_right_and_tidy(case: Case, damage: Damage) -> None:
+    server, tokens = case.server, case.document["token_count"]
+    assert case.after["answer"] == case.before["answer"]
+    assert (case.after["cache"]["miss_reason"], case.after["cache"]["source"]) == (damage.reason, "none")
+    usage = case.after["usage"]
+    assert (usage["document_tokens"], usage["reused_tokens"]) == (tokens, 0)
+    assert tokens < usage["prefilled_tokens"] < tokens + 40
+    assert case.rebuilt["status"] == "ready"
+    assert case.rebuilt["snapshot"]["state"] == "ready"
+    again = server.ask(server.session(case.document["id"]), QUESTION, max_tokens=24)
+    assert (again["answer"], again["cache"]["miss_reason"]) == (case.before["answer"], None)
+    assert again["usage"]["reused_tokens"] == tokens
+    kept = [path.suffix for path in (server.store / "quarantine").iterdir() if case.document["id"] in path.name]
+    assert sorted(kept) == ([] if damage.reason == "absent" else ["", ".json"])
+
+
+@pytest.fixture(scope="module")
+def fake_cases(serve_all, demo_model: Path) -> dict[str, Case]:
+    """Answers of this engine hash every byte of the KV they build on."""
+    fake = {"model_dir": str(demo_model), "fake_layers": 120, "fake_chunk_tokens": 512}
+    texts = [story(n, 520 if damage.large else 12) for n, damage in enumerate(MANY)]
+    return suffer(serve_all(fake=fake, kv_type="fp16"), MANY, texts)
+
+
+@pytest.fixture(scope="module")
+def model_cases(serve_all, demo_model: Path) -> dict[str, Case]:
+    return suffer(serve_all(model=demo_model), FEW, [story(n, 4) for n in range(len(FEW))])
+
+
+def story(n: int, n_sentences: int) -> str:
+    visits = "".join(f"Visitor {i} climbed {i + n} steps and rested. " for i in range(n_sentences))
+    return f"{visits}\n\nThe lighthouse is kept by {KEEPERS[n % len(KEEPERS)]}, who lives below the lamp.\n"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("damage", MANY, ids=lambda damage: damage.name)
+def test_an_engine_whose_answers_hash_its_kv_answers_the_same(fake_cases, damage: Damage):
+    expect_right_and_tidy(fake_cases[damage.name], damage)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("damage", FEW, ids=lambda damage: damage.name)
+def test_the_model_answers_right(model_cases, damage: Damage):
+    case = model_cases[damage.name]
+    assert KEEPERS[FEW.index(damage)] in case.after["answer"]
+    expect_right_and_tidy(case, damage)
+
+
+@pytest.mark.model
+def test_nothing_is_left_over_and_every_snapshot_is_whole_again(fake_cases):
+    server = next(iter(fake_cases.values())).server
+    server.stop()
+    server.start()
+    for name in ("building", "trash", "locks"):
+        assert files_below(server.store / name) == []
+    verdicts = SnapshotStore(server.store).verify()
+    assert len(verdicts) > len(MANY)
+    assert [verdict for verdict in verdicts if not verdict.ok] == []
+    case = fake_cases["shards swapped"]
+    answer = server.ask(server.session(case.document["id"]), QUESTION, max_tokens=24)
+    assert (answer["answer"], answer["cache"]["source"]) == (case.before["answer"], "disk")
+    assert answer["usage"]["reused_tokens"] == case.document["token_count"]
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", ["flipped", "missing"])
+def test_a_turn_whose_kv_is_damaged_is_computed_again_and_the_answer_stays(fake_cases, kind: str, tmp_path):
+    case = fake_cases["newer format version"]
+    server, follow_up = case.server, "And since when?"
+    damaged, whole = (server.session(case.document["id"]) for _ in range(2))
+    (first,) = {server.ask(session_id, QUESTION, max_tokens=9)["answer"] for session_id in (damaged, whole)}
+    turn_id = server.turns(damaged)[0]["id"]
+    server.stop()
+    (directory,) = (server.store / "snapshots").glob(f"*/turns/{turn_id}/*")
+    (path,) = directory.glob("shard-*")
+    FEW[0].apply(directory, directory) if kind == "flipped" else path.unlink()
+    server.start()
+    expected = server.ask(whole, follow_up, max_tokens=9)
+    answer = server.ask(damaged, follow_up, max_tokens=9)
+    assert answer["answer"] == expected["answer"] != first
+    assert answer["cache"]["miss_reason"] == ("checksum" if kind == "flipped" else "truncated")
+    assert expected["cache"]["miss_reason"] is None
+    assert answer["usage"]["prefilled_tokens"] > expected["usage"]["prefilled_tokens"]
+    assert answer["usage"]["reused_tokens"] == case.document["token_count"]
