@@ -1,0 +1,67 @@
+"""Every KV type: the same conversation before a restart, after it, and without a server."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import ROOT, Server
+
+pytestmark = pytest.mark.model
+LETTER = ROOT / "examples" / "letter.txt"
+CONVERSATION = {
+    "How much does the repair cost?": "2,890",
+    "Who is the workshop foreman?": "Gregor Sillars",
+    "How long does the work take?": "nine weeks",
+}
+
+
+def converse(server: Server, document_id: str) -> list[str]:
+    session_id = server.session(document_id)
+    return [server.ask(session_id, question, max_tokens=60)["answer"] for question in CONVERSATION]
+
+
+@pytest.mark.parametrize("kv_type", ["fp16", "k8v8", "k8v4"])
+def test_the_same_answers_before_and_after_a_restart_and_without_a_server(serve, demo_model: Path, kv_type: str):
+    server: Server = serve(model=demo_model, kv_type=kv_type)
+    document = server.ready(LETTER.read_bytes(), LETTER.name)
+    assert document["snapshot"]["kv_type"] == kv_type
+    before = converse(server, document["id"])
+    for answer, value in zip(before, CONVERSATION.values(), strict=True):
+        assert value in answer
+    server.stop()
+    alone = server.run("ask", str(LETTER), *CONVERSATION, "--max-tokens", "60", "--json")
+    assert alone.returncode == 0, alone.stderr
+    answers = json.loads(alone.stdout)["answers"]
+    assert [answer["answer"] for answer in answers] == before
+    assert answers[0]["usage"]["reused_tokens"] == document["token_count"]
+    server.start()
+    assert converse(server, document["id"]) == before
+    assert server.engine_stat("document_prefill_tokens_total") == 0
+
+
+def test_a_kv_type_that_changes_the_models_predictions_is_refused_with_the_figure(demo_model: Path, tmp_path: Path):
+    server = Server(tmp_path / "data", model=demo_model, kv_type="k4v4")
+    refused = server.run("serve", "--port", "0")
+    assert refused.returncode not in (0, None)
+    gate = json.loads((demo_model / "preread.json").read_text())["kv_types"]["k4v4"]
+    assert not gate["allowed"]
+    assert f"mean KL of {gate['mean_kl']:.4f}" in " ".join(refused.stderr.split())
+
+
+def test_another_kv_type_reads_the_document_again_and_says_why(serve, demo_model: Path):
+    server: Server = serve(model=demo_model, kv_type="k8v4")
+    document = server.ready(LETTER.read_bytes(), LETTER.name)
+    before = converse(server, document["id"])
+    server.stop()
+    server.settings["kv_type"] = "k8v8"
+    server.start()
+    question, value = next(iter(CONVERSATION.items()))
+    answer = server.ask(server.session(document["id"]), question, max_tokens=60)
+    assert value in answer["answer"]
+    assert answer["cache"]["miss_reason"] == "fingerprint"
+    server.stop()
+    server.settings["kv_type"] = "k8v4"
+    server.start()
+    assert converse(server, document["id"]) == before
+    assert server.engine_stat("document_prefill_tokens_total") == 0
