@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.server import ROOT, Server
 
-pytestmark = [pytest.mark.model, pytest.mark.slow]
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 CONTRACT = ROOT / "examples" / "contract"
 FIRST, FOLLOW_UP = "Who is the safety officer of the Operator?", "When does the agreement expire?"
 

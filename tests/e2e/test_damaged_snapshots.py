@@ -14,6 +14,7 @@ from cache_store.store import SnapshotStore
 from tests.e2e.damage import FEW, MANY, Damage
 from tests.e2e.server import Server, files_below
 
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 QUESTION = "Who keeps the lighthouse?"
 KEEPERS = ["Ada Brun", "Tom Quill", "Ida Marsh", "Ben Oakes", "Eve Stroud", "Max Tolley", "Una Wick", "Sam Yarrow"]
 
@@ -85,13 +86,11 @@ def story(n: int, n_sentences: int) -> str:
     return f"{visits}\n\nThe lighthouse is kept by {KEEPERS[n % len(KEEPERS)]}, who lives below the lamp.\n"
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("damage", MANY, ids=lambda damage: damage.name)
 def test_an_engine_whose_answers_hash_its_kv_answers_the_same(fake_cases, damage: Damage):
     expect_right_and_tidy(fake_cases[damage.name], damage)
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("damage", FEW, ids=lambda damage: damage.name)
 def test_the_model_answers_right(model_cases, damage: Damage):
     case = model_cases[damage.name]
@@ -99,7 +98,6 @@ def test_the_model_answers_right(model_cases, damage: Damage):
     expect_right_and_tidy(case, damage)
 
 
-@pytest.mark.model
 def test_nothing_is_left_over_and_every_snapshot_is_whole_again(fake_cases):
     server = next(iter(fake_cases.values())).server
     server.stop()
@@ -115,7 +113,6 @@ def test_nothing_is_left_over_and_every_snapshot_is_whole_again(fake_cases):
     assert answer["usage"]["reused_tokens"] == case.document["token_count"]
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("kind", ["flipped", "missing"])
 def test_a_turn_whose_kv_is_damaged_is_computed_again_and_the_answer_stays(fake_cases, kind: str, tmp_path):
     case = fake_cases["newer format version"]

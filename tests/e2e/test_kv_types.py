@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.server import ROOT, Server
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 LETTER = ROOT / "examples" / "letter.txt"
 CONVERSATION = {
     "How much does the repair cost?": "2,890",
