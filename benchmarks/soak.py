@@ -102,9 +102,9 @@ class Soak:
         self.report = Report()
 
     def run(self, n_questions: int, n_clients: int, n_samples: int = 12) -> Report:
-        """Ask, and sample at equal distances while no answer runs."""
+        """Ask at least so many, and sample at equal distances while no answer runs."""
         began = time.monotonic()
-        each = max(1, n_questions // (n_clients * n_samples))
+        each = -(-n_questions // (n_clients * n_samples))
         with ThreadPoolExecutor(n_clients) as pool:
             for round_number in range(n_samples):
                 rounds = [pool.submit(self._client, n, round_number, each) for n in range(n_clients)]

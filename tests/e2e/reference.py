@@ -20,14 +20,22 @@ from service.engine.torch_engine.runner import TorchRunner
 
 
 @torch.inference_mode()
-def generate(model_dir: str, prompts: list[list[int]], max_new: int, end_id: int) -> list[dict[str, Any]]:
+def generate(
+    model_dir: str, prompts: list[list[int]], max_new: int, end_id: int, compute_dtype: str
+) -> list[dict[str, Any]]:
     """Greedy continuations in FP32 with a `DynamicCache`. `gaps`: between the two largest logits at each step;
-    `noise`: by how much a logit at these positions moves when all tokens are computed in one pass instead."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True).eval()
-    return [_generated(model, prompt, max_new, end_id) for prompt in prompts]
+    `noise`: by how much a logit at these positions moves when the tokens are computed in one pass, in
+    `compute_dtype`."""
+    model = _load(model_dir, torch.float32)
+    other = model if compute_dtype == "float32" else _load(model_dir, getattr(torch, compute_dtype))
+    return [_generated(model, other, prompt, max_new, end_id) for prompt in prompts]
 
 
-def _generated(model: Any, prompt: list[int], max_new: int, end_id: int) -> dict[str, Any]:
+def _load(model_dir: str, dtype: torch.dtype) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True).eval()
+
+
+def _generated(model: Any, other: Any, prompt: list[int], max_new: int, end_id: int) -> dict[str, Any]:
     out = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -41,7 +49,7 @@ def _generated(model: Any, prompt: list[int], max_new: int, end_id: int) -> dict
     )
     ids = out.sequences[0, len(prompt) :].tolist()
     steps = torch.cat(out.logits).float()
-    at_once = model(out.sequences, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    at_once = other(out.sequences, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     top = steps.topk(2).values
     return {
         "ids": ids,
