@@ -3,19 +3,22 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from litestar import Controller, Litestar
+from litestar import Controller, Litestar, Response, Router
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 
+from service.api.hosts import Guarded
 from service.api.metrics import Metrics
 from service.api.observe import Observed
 from service.api.principal import owner_id
 from service.api.problems import on_error
+from service.api.requests import ApiRequest
 from service.api.routes import CONTROLLERS
 from service.core.adapters import Given, open_adapters
 from service.core.services import Services, open_services
+from service.errors import NotFound
 from service.settings import Settings
 
 MAX_BODY_BYTES = 1 << 20
@@ -47,19 +50,27 @@ def create_app(
             "metrics": Provide(lambda: metrics, sync_to_thread=False),
         },
         exception_handlers={Exception: on_error},
+        request_class=ApiRequest,
         request_max_body_size=MAX_BODY_BYTES,
         openapi_config=OpenAPIConfig(
             title="Preread",
             version="1",
-            path="/schema",
+            openapi_router=Router("/schema", route_handlers=[], include_in_schema=False, after_request=_found),
             render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
         ),
         logging_config=None,
     )
     # Litestar's own middleware never sees a request that has no route.
-    app.asgi_handler = Observed(app.asgi_handler, metrics)
+    app.asgi_handler = Observed(Guarded(app.asgi_handler, settings), metrics)
     return app
 
 
 def _services(state: State) -> Services:
     return state.services
+
+
+def _found(response: Response) -> Response:
+    """Litestar answers with a page of HTML where there is no such form of the schema."""
+    if response.status_code == 404:
+        raise NotFound("There is no such form of the schema: /schema/openapi.json and /schema/openapi.yaml are there.")
+    return response

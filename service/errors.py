@@ -2,6 +2,7 @@
 
 ServiceError                code, detail (says what to do)
 ├── NotFound                unknown id, or not yours
+├── Forbidden               meant for another server, or sent by another site's page
 ├── Invalid                 a value that cannot be used; `param` names it
 │   └── TooLong             does not fit the model's context; the numbers are in the detail
 ├── Malformed               a body that is not what its content type says
@@ -29,6 +30,10 @@ class ServiceError(Exception):
 
 class NotFound(ServiceError):
     code = "not_found"
+
+
+class Forbidden(ServiceError):
+    code = "forbidden"
 
 
 class Invalid(ServiceError):

@@ -1,12 +1,12 @@
 """`preread serve`: one process with the API, the jobs and a supervised engine."""
 
-import ipaddress
 import socket
 import sys
 from contextlib import suppress
 
 import uvicorn
 
+from service.api.hosts import is_loopback
 from service.app import create_app
 from service.core.adapters import Given
 from service.errors import Conflict, Invalid
@@ -47,7 +47,7 @@ def make_server(settings: Settings, given: Given | None = None) -> tuple["Server
 
 def check_address(settings: Settings) -> None:
     """Raises Invalid when `host` is more than this machine and `allow_remote` was not said."""
-    if settings.allow_remote or _is_loopback(settings.host):
+    if settings.allow_remote or is_loopback(settings.host):
         return
     raise Invalid(
         f"There are no API keys yet: whoever reaches {settings.host} could read every document. Listen on "
@@ -92,10 +92,3 @@ def _listen(settings: Settings) -> socket.socket:
             code="address_in_use",
         ) from None
     return listening
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

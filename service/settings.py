@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     allow_remote: bool = Field(
         False, description="Listen on an address others can reach, though there are no API keys yet."
     )
+    allowed_hosts: str = Field(
+        "", description="Names, with commas between, that requests may be for beside this machine's own; `*` is any."
+    )
     shutdown_grace_s: float = Field(5.0, gt=0, description="Time open requests get to end after SIGTERM.")
 
     database_url: str = Field("", description="SQLAlchemy URL; empty is SQLite in the data directory.")

@@ -20,6 +20,7 @@ TYPE_BASE = "urn:preread:problem:"
 
 _STATUS: dict[type[ServiceError], int] = {
     errors.Malformed: 400,
+    errors.Forbidden: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,
     errors.Gone: 410,
@@ -95,7 +96,7 @@ def problem_responses(*statuses: int) -> dict[int, ResponseSpec]:
             description=HTTPStatus(status).phrase,
             media_type=PROBLEM_JSON,  # type: ignore[arg-type]
         )
-        for status in (400, *statuses)
+        for status in (400, 403, *statuses)
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from litestar.exceptions import HTTPException
 from litestar.response import Stream
 
 CHUNK_NBYTES = 256 * 1024
@@ -48,7 +49,7 @@ def parse_range(header: str | None, nbytes: int) -> ByteRange | None:
 def file_response(
     path: Path, *, etag: str, media_type: str, filename: str, range_header: str | None, if_range: str | None
 ) -> Stream:
-    """200 with all bytes, 206 with those asked for, 416 when there are none such."""
+    """200 with all bytes, 206 with those asked for. Raises HTTPException (416) when there are none such."""
     nbytes = path.stat().st_size
     headers = {
         # Set here, because Litestar would claim UTF-8 for any text.
@@ -63,8 +64,11 @@ def file_response(
     try:
         wanted = parse_range(range_header, nbytes) if if_range in {None, etag} else None
     except ValueError:
-        headers |= {"Content-Range": f"bytes */{nbytes}", "Content-Length": "0"}
-        return Stream(_nothing(), status_code=416, headers=headers)
+        raise HTTPException(
+            f"The range lies outside the file, which has {nbytes} bytes.",
+            status_code=416,
+            headers={"Content-Range": f"bytes */{nbytes}", "Accept-Ranges": "bytes"},
+        ) from None
     sent = wanted or ByteRange(0, nbytes - 1)
     headers["Content-Length"] = str(sent.nbytes)
     if wanted is not None:
@@ -91,8 +95,3 @@ async def _read(path: Path, wanted: ByteRange) -> AsyncIterator[bytes]:
             yield chunk
     finally:
         file.close()
-
-
-async def _nothing() -> AsyncIterator[bytes]:
-    return
-    yield b""

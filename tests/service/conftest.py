@@ -54,7 +54,7 @@ def open_client(make_app):
     async def opened(changed=None, **given):
         app = make_app(changed, **given)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with app.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with app.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             client.services = app.state.services
             yield client
 

@@ -4,6 +4,9 @@ import torch
 
 from service.engine.messages import Sampling
 
+_LEAST_TEMPERATURE = 1e-6
+"""Logits divided by less could overflow; the likeliest token is all but certain long before."""
+
 
 class NotFinite(Exception):
     """The logits hold NaN or infinity: the computation is broken, no token may come of it."""
@@ -30,7 +33,7 @@ class Sampler:
         if self._sampling.temperature <= 0:
             return int(logits.argmax())
         logits, ids = self._candidates(logits)
-        probabilities = torch.softmax(logits.double() / self._sampling.temperature, dim=-1)
+        probabilities = torch.softmax(logits.double() / max(self._sampling.temperature, _LEAST_TEMPERATURE), dim=-1)
         probabilities = _nucleus(probabilities, self._sampling.top_p)
         return int(ids[torch.multinomial(probabilities, 1, generator=self._random)])
 

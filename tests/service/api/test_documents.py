@@ -103,6 +103,7 @@ async def test_the_original_with_ranges(client, made):
     assert (other.status_code, other.content) == (200, PAGES)
     beyond = await client.get(url, headers={"range": f"bytes={len(PAGES)}-"})
     assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{len(PAGES)}")
+    assert (beyond.headers["content-type"], beyond.json()["status"]) == ("application/problem+json", 416)
 
 
 @pytest.mark.anyio

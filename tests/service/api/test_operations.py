@@ -72,6 +72,8 @@ async def test_the_schema_needs_no_network_and_names_every_call(client):
     assert form["required"] == ["file"]
     assert {"202", "400", "413", "415", "422", "507"} <= set(upload["responses"])
     assert "application/problem+json" in upload["responses"]["413"]["content"]
+    missing = await client.get("/schema/swagger")
+    assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
     for page in ("/schema", "/schema/openapi.json"):
         response = await client.get(page)
         assert response.status_code == 200

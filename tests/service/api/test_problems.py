@@ -8,6 +8,7 @@ from litestar.testing import AsyncTestClient
 
 from service import errors
 from service.api.problems import on_error, problem_of
+from service.api.requests import ApiRequest
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -17,6 +18,11 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
 @post("/body")
 async def takes_body(data: JSONBody[Body]) -> int:
     return data.count
+
+
+@post("/optional")
+async def may_take_body(data: JSONBody[Body | None] = None) -> bool:
+    return data is None
 
 
 @get("/busy")
@@ -31,7 +37,13 @@ async def boom() -> None:
 
 @pytest.fixture
 async def client(anyio_backend):
-    app = Litestar([takes_body, busy, boom], exception_handlers={Exception: on_error}, logging_config=None)
+    app = Litestar(
+        [takes_body, may_take_body, busy, boom],
+        exception_handlers={Exception: on_error},
+        request_class=ApiRequest,
+        request_max_body_size=200_000,
+        logging_config=None,
+    )
     async with AsyncTestClient(app, raise_server_exceptions=False) as client:
         yield client
 
@@ -39,6 +51,7 @@ async def client(anyio_backend):
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
+        (errors.Forbidden("x"), 403, "forbidden"),
         (errors.NotFound("x"), 404, "not_found"),
         (errors.Invalid("x", param="question"), 422, "invalid"),
         (errors.TooLong("x"), 422, "context_length_exceeded"),
@@ -75,6 +88,32 @@ async def test_unknown_route_method_body_and_fault(client):
     fault = await client.get("/boom")
     assert fault.status_code == 500
     assert "secret" not in fault.text
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("body", "kind", "status", "said"),
+    [
+        (b"", "application/json", 400, "no body"),
+        (b"{", "application/json", 400, ""),
+        (b"[" * 100_000, "application/json", 400, "nested too deeply"),
+        (b'{"a":' * 30_000, "application/json", 400, "nested too deeply"),
+        (b'{"count": 1}', "text/plain", 415, "application/json"),
+        (b"count=1", "application/x-www-form-urlencoded", 415, "application/json"),
+        (b" " * 200_001, "application/json", 413, "200,000 bytes"),
+        (b'{"count": 1}', "Application/JSON; charset=utf-8", 201, ""),
+    ],
+)
+async def test_bodies_that_are_not_json_are_told_why(client, body, kind, status, said):
+    response = await client.post("/body", content=body, headers={"content-type": kind})
+    assert response.status_code == status
+    assert said in response.text
+
+
+@pytest.mark.anyio
+async def test_no_content_type_is_json_and_an_optional_body_may_be_left_out(client):
+    assert (await client.post("/body", content=b'{"count": 1}')).status_code == 201
+    assert (await client.post("/optional")).json() is True
 
 
 @pytest.mark.anyio

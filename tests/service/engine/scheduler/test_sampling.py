@@ -57,3 +57,9 @@ def test_broken_logits_never_give_a_token(bad, temperature):
     logits[4] = bad
     with pytest.raises(NotFinite):
         Sampler(Sampling(temperature=temperature)).pick(logits)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-30, 1e-9])
+def test_a_temperature_near_zero_takes_the_best_instead_of_overflowing(temperature):
+    logits = torch.tensor([30.0, -30.0, 31.0])
+    assert Sampler(Sampling(max_tokens=1, temperature=temperature)).pick(logits) == 2
