@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from service.core.access import usable_session
 from service.core.admission import Admission, Ticket
 from service.core.answer_run import ENGINE_RETRY_AFTER_S, AnswerRun, Job
 from service.core.citation_indexes import CitationIndexes
@@ -89,11 +90,11 @@ class AnswerService:
     async def stream(self, owner_id: str, session_id: str, answer_id: str) -> AnswerStream:
         """The stream of a running answer, or that of one that is over, from its row. Raises NotFound."""
         async with self._database.reading() as uow:
-            session = await uow.sessions.get(session_id, owner_id)
+            await usable_session(uow, owner_id, session_id, self._clock.now())
             running = self._running.get(answer_id)
-            if session is not None and running is not None and running.job.session_id == session_id:
+            if running is not None and running.job.session_id == session_id:
                 return running.stream
-            turn = await uow.turns.get(session_id, answer_id) if session is not None else None
+            turn = await uow.turns.get(session_id, answer_id)
         if turn is None:
             raise NotFound("There is no such answer in this session.")
         return AnswerStream.finished(answer_id, session_id, turn.answer, closing_of(turn))

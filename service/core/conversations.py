@@ -53,7 +53,9 @@ class Conversations:
         answers = AnswerService(
             database=database,
             engine=engine,
-            preparation=Preparation(database, engine, snapshots, prompt, prompt_digest, limits.max_answer_tokens),
+            preparation=Preparation(
+                database, engine, snapshots, prompt, prompt_digest, limits.max_answer_tokens, clock
+            ),
             turns=turns,
             admission=admission,
             clock=clock,

@@ -5,7 +5,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from service.core.access import usable_session
 from service.core.answer_run import Job
+from service.core.clock import Clock
 from service.core.context import Context, Prompt, answer_room
 from service.core.ids import new_id
 from service.core.sampling import Question
@@ -38,6 +40,7 @@ class Preparation:
         prompt: Prompt,
         prompt_digest: str,
         max_answer_tokens: int,
+        clock: Clock,
     ) -> None:
         self._database = database
         self._engine = engine
@@ -45,9 +48,10 @@ class Preparation:
         self._prompt = prompt
         self._prompt_digest = prompt_digest
         self._max_answer_tokens = max_answer_tokens
+        self._clock = clock
 
     async def require_ready(self, owner_id: str, session_id: str) -> None:
-        """Raises NotFound for an unknown session, Conflict when its document is not ready."""
+        """Raises NotFound for an unknown session and one of an expired document, Conflict for a document not ready."""
         await self._document(owner_id, session_id)
 
     async def job(self, owner_id: str, session_id: str, question: Question, accepted: float) -> Job:
@@ -92,10 +96,7 @@ class Preparation:
 
     async def _document(self, owner_id: str, session_id: str) -> DocumentRow:
         async with self._database.reading() as uow:
-            session = await uow.sessions.get(session_id, owner_id)
-            document = await uow.documents.get(session.document_id) if session is not None else None
-        if document is None:
-            raise NotFound("There is no such session.")
+            _, document = await usable_session(uow, owner_id, session_id, self._clock.now())
         if document.status != "ready":
             raise Conflict(f"The document is {document.status}, not ready.", code="document_not_ready")
         return document

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from service.core.access import usable_session
 from service.core.answers import AnswerService
 from service.core.clock import Clock
+from service.core.deletion import expired
 from service.core.ids import new_id
 from service.core.turn_kv import TurnKV
+from service.core.uploads import check_title
 from service.db.engine import Database
 from service.db.models import SessionRow, TurnRow
 from service.db.repositories import UnitOfWork
@@ -53,10 +56,11 @@ class SessionService:
                 f"A session is over one document for now; {len(document_ids)} were given.",
                 param="document_ids",
             )
+        check_title(title)
         async with self._database.writing() as uow:
             document = await uow.documents.get(document_ids[0], owner_id)
-            if document is None:
-                raise NotFound(f"There is no document {document_ids[0]!r}.", param="document_ids")
+            if document is None or expired(document, self._clock.now()):
+                raise NotFound("There is no such document.", param="document_ids")
             if document.status != "ready":
                 raise Conflict(
                     f"The document is {document.status}, not ready: wait until it has been read.",
@@ -71,14 +75,14 @@ class SessionService:
         if not 1 <= limit <= MAX_PAGE:
             raise Invalid(f"limit is {limit}; it must be from 1 to {MAX_PAGE}.", param="limit")
         async with self._database.reading() as uow:
-            last = await _session(uow, owner_id, after) if after is not None else None
-            rows = await uow.sessions.page(owner_id, limit=limit + 1, after=last)
+            last = await self._session(uow, owner_id, after) if after is not None else None
+            rows = await uow.sessions.page(owner_id, limit=limit + 1, after=last, now=self._clock.now())
         return SessionPage(rows[:limit], len(rows) > limit)
 
     async def get(self, owner_id: str, session_id: str) -> tuple[SessionRow, Sequence[TurnRow]]:
         """A session and its turns in order. Raises NotFound."""
         async with self._database.reading() as uow:
-            row = await _session(uow, owner_id, session_id)
+            row = await self._session(uow, owner_id, session_id)
             return row, await uow.turns.of_session(session_id)
 
     async def delete(self, owner_id: str, session_id: str) -> None:
@@ -89,7 +93,7 @@ class SessionService:
         await self.get(owner_id, session_id)
         await self._answers.stop(session_id)
         async with self._database.writing() as uow:
-            row = await _session(uow, owner_id, session_id)
+            row = await self._session(uow, owner_id, session_id)
             kv_ids = await uow.turns.unshared_kv(session_id)
             await uow.sessions.remove(row)
         with suppress(EngineLost):  # a lost engine holds no memory
@@ -102,10 +106,11 @@ class SessionService:
         """A new session with the same turns, through `after_turn` or the last one that is over. KV is shared.
 
         Turns that failed, or run still, are not part of it. Raises NotFound, Conflict when `after_turn` is
-        such a turn, StorageFull.
+        such a turn, Invalid for the title, StorageFull.
         """
+        check_title(title or "")
         async with self._database.writing() as uow:
-            source = await _session(uow, owner_id, session_id)
+            source = await self._session(uow, owner_id, session_id)
             kept = await _turns_through(uow, session_id, after_turn)
             row = self._new_row(owner_id, source.document_id, source.title if title is None else title)
             row.forked_from = source.id
@@ -114,6 +119,10 @@ class SessionService:
             for turn in turns:
                 await uow.turns.add(turn)
         return row, turns
+
+    async def _session(self, uow: UnitOfWork, owner_id: str, session_id: str) -> SessionRow:
+        session, _ = await usable_session(uow, owner_id, session_id, self._clock.now())
+        return session
 
     def _new_row(self, owner_id: str, document_id: str, title: str) -> SessionRow:
         now = self._clock.now()
@@ -125,13 +134,6 @@ class SessionService:
             created_at=now,
             updated_at=now,
         )
-
-
-async def _session(uow: UnitOfWork, owner_id: str, session_id: str) -> SessionRow:
-    row = await uow.sessions.get(session_id, owner_id)
-    if row is None:
-        raise NotFound("There is no such session.")
-    return row
 
 
 async def _turns_through(uow: UnitOfWork, session_id: str, after_turn: str | None) -> Sequence[TurnRow]:

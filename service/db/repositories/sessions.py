@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.models import SessionRow
+from service.db.models import DocumentRow, SessionRow
 
 
 class Sessions:
@@ -22,9 +22,10 @@ class Sessions:
         query = select(SessionRow).where(SessionRow.id == session_id, SessionRow.owner_id == owner_id)
         return await self._session.scalar(query)
 
-    async def page(self, owner_id: str, *, limit: int, after: SessionRow | None) -> Sequence[SessionRow]:
-        """Newest first, from just after the row `after`."""
-        query = select(SessionRow).where(SessionRow.owner_id == owner_id)
+    async def page(self, owner_id: str, *, limit: int, after: SessionRow | None, now: float) -> Sequence[SessionRow]:
+        """Newest first, from just after the row `after`, without those of documents whose time is over at `now`."""
+        lasting = or_(DocumentRow.expires_at.is_(None), DocumentRow.expires_at > now, DocumentRow.pinned)
+        query = select(SessionRow).join(DocumentRow).where(SessionRow.owner_id == owner_id, lasting)
         if after is not None:
             same_time = and_(SessionRow.created_at == after.created_at, SessionRow.id < after.id)
             query = query.where(or_(SessionRow.created_at < after.created_at, same_time))

@@ -332,3 +332,29 @@ def test_a_stop_ends_streams_and_keeps_turns(serve) -> None:
         (turn,) = client.get(f"/v1/sessions/{session_id}").json()["turns"]
         assert turn["status"] == "cancelled"
         assert turn["answer"]["answer"].startswith("x x ")
+
+
+async def test_nothing_can_be_done_in_a_session_whose_document_is_past_its_time(
+    open_client, clock, until_ended
+) -> None:
+    """The sweeper has not come by: the clock stands still for it."""
+    async with open_client(clock=clock) as client:
+        files = {"file": ("a.txt", b"The fee is 1,275 pounds.")}
+        document_id = (await client.post("/v1/documents", files=files, data={"ttl_s": "100"})).json()["id"]
+        await until_ended(client, document_id)
+        session_id = (await client.post("/v1/sessions", json={"document_ids": [document_id]})).json()["id"]
+        url, question = f"/v1/sessions/{session_id}", {"question": "How much?"}
+        answer = (await client.post(f"{url}/questions", json=question)).json()
+        clock.advance(101)
+        asked = [
+            await client.post(f"{url}/questions", json=question),
+            await client.post(f"{url}/questions", json=question | {"stream": True}),
+            await client.get(f"{url}/questions/{answer['id']}/events"),
+            await client.get(url),
+            await client.post(f"{url}/fork"),
+            await client.delete(url),
+            await client.post("/v1/sessions", json={"document_ids": [document_id]}),
+        ]
+        assert [response.status_code for response in asked] == [404] * len(asked)
+        assert (await client.get("/v1/sessions")).json()["data"] == []
+        assert client.services.conversations.answers.running == 0

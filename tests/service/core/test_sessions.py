@@ -99,3 +99,10 @@ async def test_orphaned_turns_are_swept(world) -> None:
     world.files.stored = [kept["id"], "ans_orphan"]
     await world.conversations.recover()
     assert world.files.removed == ["ans_orphan"]
+
+
+async def test_titles_of_sessions_are_as_those_of_documents(world) -> None:
+    with pytest.raises(Invalid, match="printable"):
+        await world.sessions.create(world.owner, ["doc_1"], "a\x00b")
+    with pytest.raises(Invalid, match="printable"):
+        await world.sessions.fork(world.owner, await world.session(), title="\u202egnirts")
