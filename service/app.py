@@ -30,14 +30,18 @@ def create_app(
 ) -> Litestar:
     """The API over `settings`; `given` parts are used as they are.
 
-    `app.state.services` holds the `Services` while the application runs.
+    `app.state.services` holds the `Services` while the application runs, `failure` why it could not start.
     """
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            adapters = await open_adapters(stack, settings, given or Given())
-            app.state.services = await open_services(stack, adapters)
+            try:
+                adapters = await open_adapters(stack, settings, given or Given())
+                app.state.services = await open_services(stack, adapters)
+            except Exception as error:
+                app.state.failure = error
+                raise
             yield
 
     metrics = Metrics()

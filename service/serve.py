@@ -3,13 +3,19 @@
 import socket
 import sys
 from contextlib import suppress
+from typing import Any
 
 import uvicorn
+from litestar import Litestar
+from uvicorn._types import ASGIApplication
 
+from cache_store.errors import CacheStoreError
 from service.api.hosts import is_loopback
 from service.app import create_app
 from service.core.adapters import Given
-from service.errors import Conflict, Invalid
+from service.engine.models.errors import ModelError
+from service.engine.protocol import EngineLost
+from service.errors import Conflict, Invalid, ServiceError
 from service.logs import configure_logging
 from service.settings import Settings
 
@@ -18,12 +24,15 @@ def run(settings: Settings, given: Given | None = None) -> int:
     """Serve until SIGINT or SIGTERM; the exit status.
 
     Open streams end with an event that says so; what is open after `shutdown_grace_s` is cut. Raises Invalid
-    for an address that others can reach without `allow_remote`, Conflict when the port is taken.
+    for an address that others can reach without `allow_remote`, Conflict when the port is taken, and what the start
+    failed with when that is foreseen.
     """
     configure_logging(settings)
     server, listening = make_server(settings, given)
-    with suppress(KeyboardInterrupt):
+    with listening, suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits when the start fails
         server.run(sockets=[listening])
+    if (failure := _foreseen(server.app)) is not None:
+        raise failure
     return 0 if server.started else 3
 
 
@@ -33,13 +42,14 @@ def make_server(settings: Settings, given: Given | None = None) -> tuple["Server
     listening = _listen(settings)
     app = create_app(settings, given)
     config = uvicorn.Config(
-        app,
+        _told_by_run(app),
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=True,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_grace_s)),
         timeout_keep_alive=30,
+        http="h11",  # the other one, httptools, takes headers of any size into memory
         h11_max_incomplete_event_size=64 * 1024,
     )
     return Server(config, app, listening.getsockname()[:2]), listening
@@ -61,7 +71,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, app, address: tuple[str, int]) -> None:
         super().__init__(config)
-        self._app = app
+        self.app = app
         self._address = address
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -73,7 +83,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn ends the lifespan only after every connection is closed, so streams must be told before.
-        if services := self._app.state.get("services"):
+        if services := self.app.state.get("services"):
             services.stopping.set()
         await super().shutdown(sockets)
 
@@ -92,3 +102,23 @@ def _listen(settings: Settings) -> socket.socket:
             code="address_in_use",
         ) from None
     return listening
+
+
+def _foreseen(app: Litestar) -> Exception | None:
+    failure = app.state.get("failure")
+    foreseen = (ServiceError, ModelError, EngineLost, CacheStoreError, OSError)
+    return failure if isinstance(failure, foreseen) else None
+
+
+def _told_by_run(app: Litestar) -> ASGIApplication:
+    """The application without the traceback it has for uvicorn's log when its start fails, if that is foreseen."""
+
+    async def told(scope: Any, receive: Any, send: Any) -> None:
+        async def shortened(message: Any) -> None:
+            if message["type"] == "lifespan.startup.failed" and _foreseen(app):
+                message = {"type": message["type"], "message": ""}
+            await send(message)
+
+        await app(scope, receive, shortened if scope["type"] == "lifespan" else send)
+
+    return told

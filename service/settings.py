@@ -15,6 +15,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from service.errors import Invalid
+
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -117,6 +119,16 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        config = os.environ.get("PREREAD_CONFIG")
-        toml = (TomlConfigSettingsSource(settings_cls, Path(config)),) if config else ()
+        toml = _config_file(settings_cls) if os.environ.get("PREREAD_CONFIG") else ()
         return init_settings, env_settings, *toml
+
+
+def _config_file(settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource]:
+    """Raises Invalid for a file that is no TOML, OSError for one that cannot be read: pydantic ignores it if
+    missing, and the server would run with settings that nobody chose."""
+    path = Path(os.environ["PREREAD_CONFIG"])
+    path.open("rb").close()
+    try:
+        return (TomlConfigSettingsSource(settings_cls, path),)
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
+        raise Invalid(f"The settings file {path} is not TOML: {error}.", code="settings") from None

@@ -73,7 +73,7 @@ class DocumentController(Controller):
         """One document and how far it is."""
         return document_body(await services.documents.get(owner_id, document_id))
 
-    @patch("/{document_id:str}", responses=problem_responses(404, 422))
+    @patch("/{document_id:str}", responses=problem_responses(404, 422, 507))
     async def change(
         self,
         services: NamedDependency[Services],
@@ -84,7 +84,7 @@ class DocumentController(Controller):
         """Change title, time to live, pin or visibility."""
         return document_body(await services.documents.change(owner_id, document_id, data.changes()))
 
-    @delete("/{document_id:str}", status_code=200, responses=problem_responses(404))
+    @delete("/{document_id:str}", status_code=200, responses=problem_responses(404, 507))
     async def remove(
         self,
         services: NamedDependency[Services],
@@ -94,7 +94,7 @@ class DocumentController(Controller):
         """Remove a document from every tier, in whatever state it is."""
         return receipt(await services.documents.delete(owner_id, document_id))
 
-    @post("/{document_id:str}/cancel", status_code=200, responses=problem_responses(404, 409))
+    @post("/{document_id:str}/cancel", status_code=200, responses=problem_responses(404, 409, 507))
     async def cancel(
         self,
         services: NamedDependency[Services],

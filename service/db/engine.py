@@ -11,12 +11,13 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from alembic.util import CommandError
 from sqlalchemy import event, make_url, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
 from service.db.repositories import UnitOfWork
-from service.errors import StorageFull
+from service.errors import ServiceError, StorageFull
 
 BUSY_TIMEOUT_MS = 15_000
 _FULL = ("database or disk is full", "disk i/o error")
@@ -27,7 +28,8 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.engine = create_engine(url)
+        with opening():
+            self.engine = create_engine(url)
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
@@ -67,6 +69,19 @@ def _storage_errors() -> Iterator[None]:
         if any(sign in str(error.orig).lower() for sign in _FULL):
             raise StorageFull("The disk refused a write to the database: free some space, try again.") from error
         raise
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Say in a sentence why a database cannot be opened or migrated; its URL may hold a password and is not shown."""
+    try:
+        yield
+    except (SQLAlchemyError, CommandError, ImportError) as error:
+        raise ServiceError(
+            f"The database cannot be used: {getattr(error, 'orig', None) or error}. Check PREREAD_DATABASE_URL; put a "
+            "backup in the place of a damaged file.",
+            code="database_unusable",
+        ) from error
 
 
 def create_engine(url: str) -> AsyncEngine:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -142,3 +142,13 @@ def test_every_setting_says_what_it_is():
     assert all(field.description for field in Settings.model_fields.values())
     with pytest.raises(ValueError, match="frozen"):
         Settings().port = 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_headers_are_bounded(tmp_path):
+    with server(tmp_path) as (_, client):
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+            with suppress(OSError):  # the server hangs up before it has read all
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 4_000_000)
+            with suppress(ConnectionResetError):
+                assert connection.recv(100).startswith(b"HTTP/1.1 400")
+        assert client.get("/health/live").status_code == 200

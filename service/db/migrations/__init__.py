@@ -6,7 +6,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection
 
-from service.db.engine import create_engine
+from service.db.engine import create_engine, opening
 
 
 def _config(connection: Connection | None = None) -> Config:
@@ -27,11 +27,12 @@ async def downgrade(url: str, revision: str) -> None:
 
 
 async def _run(url: str, step) -> None:
-    engine = create_engine(url)
-    try:
-        async with engine.connect() as connection:
-            connection = await connection.execution_options(preread_write=True)
-            await connection.run_sync(step)
-            await connection.commit()
-    finally:
-        await engine.dispose()
+    with opening():
+        engine = create_engine(url)
+        try:
+            async with engine.connect() as connection:
+                connection = await connection.execution_options(preread_write=True)
+                await connection.run_sync(step)
+                await connection.commit()
+        finally:
+            await engine.dispose()

@@ -69,7 +69,7 @@ def serve(settings):
             time.sleep(0.01)
         try:
             port = listening.getsockname()[1]
-            yield Live(f"http://127.0.0.1:{port}", engine, server.config.app.state.services, loops[0])
+            yield Live(f"http://127.0.0.1:{port}", engine, server.app.state.services, loops[0])
         finally:
             server.should_exit = True
             thread.join(15)

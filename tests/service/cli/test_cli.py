@@ -104,7 +104,7 @@ def test_ingest_goes_on_after_a_file_that_cannot_be_read(preread, file: Path, tm
 
 def test_what_the_terminal_read_the_server_has_and_the_reverse(preread, settings, file: Path, tmp_path: Path) -> None:
     read = json.loads(preread("ingest", str(file), "--json").stdout)["documents"][0]["document"]
-    with TestClient(create_app(settings)) as client:
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         uploaded = client.post("/v1/documents", files={"file": ("other-name.txt", file.read_bytes())})
         assert (uploaded.status_code, uploaded.json()["id"]) == (200, read["id"])
         session = client.post("/v1/sessions", json={"document_ids": [read["id"]]}).json()
@@ -145,6 +145,30 @@ def test_a_model_that_is_not_there(preread, monkeypatch, file: Path) -> None:
 def test_settings_that_are_wrong_are_named(preread, monkeypatch) -> None:
     monkeypatch.setenv("PREREAD_MAX_BATCH", "many")
     assert "PREREAD_MAX_BATCH" in preread("models", "list", exit_code=1).stderr
+
+
+@pytest.mark.parametrize("content", [None, b"port = [[[", b"\xff\xfe", b"prot = 1"])
+def test_a_settings_file_that_is_missing_or_wrong_is_told(preread, monkeypatch, tmp_path, content) -> None:
+    file = tmp_path / "preread.toml"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("PREREAD_CONFIG", str(file))
+    result = preread("models", "list", exit_code=1)
+    assert "preread.toml" in result.stderr or "PROT" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql+nope://u:secret@x", "sqlite:///relative.db", ""])
+def test_a_database_that_cannot_be_used_is_told(preread, monkeypatch, settings: Settings, file: Path, url) -> None:
+    monkeypatch.setenv("PREREAD_DATABASE_URL", url)
+    monkeypatch.chdir(settings.data_dir.parent)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    (settings.data_dir / "preread.sqlite3").write_bytes(b"damaged" * 1000)
+    for arguments in (("serve", "--port", "0"), ("ingest", str(file)), ("db", "upgrade")):
+        told = preread(*arguments, exit_code=1).stderr
+        assert "The database cannot be used" in told
+        assert "secret" not in told
+        assert "Traceback" not in told
 
 
 def test_a_data_directory_in_use(preread, settings: Settings, file: Path) -> None:
