@@ -1,7 +1,8 @@
 """Keeps an engine process running: the `EngineClient` the service uses.
 
-A crash ends what was open with `engine_lost`; the process is started again after a growing pause, until it
-has failed several times in a row. Snapshots and journals are on disk: nothing is lost but the work in flight.
+A crash ends what was open with `engine_lost`; the process is started again after a growing pause, unless
+it never served and has failed several times in a row. Snapshots and journals are on disk: nothing is lost but the
+work in flight.
 """
 
 import asyncio
@@ -40,8 +41,9 @@ class EngineSupervisor:
     """An `EngineClient` over a child process.
 
     `start` waits for the first one. A process that lived shorter than `quick_s` failed quickly; after
-    `max_quick_failures` of them in a row, or when it refuses its configuration, it is not started again and
-    `failure` says why. `start_timeout_s` bounds loading the model.
+    `max_quick_failures` of them in a row before one ever served, or when it refuses its configuration, it is not
+    started again and `failure` says why. One that served can do so again, when memory is free for example: giving it
+    up would leave a server that needs a person. `start_timeout_s` bounds loading the model.
     """
 
     def __init__(
@@ -141,10 +143,10 @@ class EngineSupervisor:
                 return
             n_quick = n_quick + 1 if time.monotonic() - started < self._quick_s else 0
             hopeless = self._process is not None and self._process.refused_configuration
-            if hopeless or n_quick >= self._max_quick_failures:
+            if hopeless or (self._info is None and n_quick >= self._max_quick_failures):
                 self._give_up(why)
                 return
-            pause = min(FIRST_PAUSE_S * 2**n_quick, LONGEST_PAUSE_S)
+            pause = min(FIRST_PAUSE_S * 2 ** min(n_quick, 16), LONGEST_PAUSE_S)
             log.warning("engine restarts", reason=why, pause_s=pause)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), pause)

@@ -202,17 +202,24 @@ async def test_a_configuration_that_cannot_work_is_given_up_with_the_reason(tmp_
         await supervisor.start()
 
 
-async def test_quick_failures_end_in_giving_up(start):
+async def test_an_engine_that_served_is_never_given_up(start):
     engine = await start()
-    engine._max_quick_failures = 2
+    engine._max_quick_failures = 1
     for _ in range(2):
         os.kill(engine.info.pid, signal.SIGKILL)
         await until(lambda: not engine.alive)
-        if not await engine.wait_alive(90):
-            break
-    assert not engine.alive
-    assert engine.failure is not None
-    assert "-9" in engine.failure
+        assert await engine.wait_alive(90)
+    assert (engine.failure, engine.n_restarts) == (None, 2)
+
+
+async def test_an_engine_that_never_serves_is_given_up_with_the_reason(tmp_path, monkeypatch):
+    async def dies(self):
+        return "the engine ended with status -9"
+
+    monkeypatch.setattr(EngineSupervisor, "_run_once", dies)
+    supervisor = EngineSupervisor(EngineConfig(engine="fake", store_dir=str(tmp_path)), max_quick_failures=2)
+    with pytest.raises(EngineLost, match="-9"):
+        await supervisor.start()
 
 
 async def test_the_process_ends_with_its_parent(start):
