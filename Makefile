@@ -15,7 +15,8 @@ setup: $(VENV)/.ready
 
 # Not a file target: make cannot name a file below a home folder with a blank in its name.
 model: setup
-	@test -f "$(MODEL)/preread.json" || { echo "Making the demo model (once, some minutes) ..."; $(VENV)/bin/preread models demo; }
+	@test -f "$(MODEL)/preread.json" || echo "Making the demo model (once, some minutes) ..."
+	@test -f "$(MODEL)/preread.json" || $(VENV)/bin/preread models demo
 
 demo: model
 	$(PY) examples/demo.py
