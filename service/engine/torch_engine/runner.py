@@ -36,9 +36,10 @@ class TorchRunner:
         self.limits = RunnerLimits(card.max_context, chunk_tokens, n_slots, tail_tokens, card.vocab_size)
         self._model = loaded.model
         self._device = loaded.device
-        key_dtype = torch.float32 if loaded.device.type == "cpu" else loaded.compute_dtype
-        self._memory = KVMemory(self.layout, key_dtype, loaded.compute_dtype, loaded.device)
-        self._tails = TailPool(self._memory, n_slots, tail_tokens)
+        exact = torch.float32 if loaded.device.type == "cpu" else loaded.compute_dtype
+        self._memory = KVMemory(self.layout, exact, loaded.compute_dtype, loaded.device)
+        # A tail has another length at every step. In BF16 each would have the CPU library compile and keep a product.
+        self._tails = TailPool(KVMemory(self.layout, exact, exact, loaded.device), n_slots, tail_tokens)
         self._rotation = None if kv_type is KVType.FP16 else rotate(torch.eye(card.head_dim)).to(loaded.device)
 
     @classmethod
