@@ -35,7 +35,8 @@ test: model check
 	PREREAD_TEST_MODEL="$(MODEL)" scripts/test.sh
 
 bench: model
-	$(PY) benchmarks/resume.py
+	$(PY) benchmarks/resume.py --write
+	$(PY) benchmarks/decode_parts.py --write
 
 clean:
 	rm -rf $(VENV) .demo

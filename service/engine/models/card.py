@@ -138,7 +138,7 @@ def check_kv_type(card: ModelCard, kv_type: KVType) -> None:
     gate = card.kv_types.get(kv_type)
     if gate is None:
         raise KVTypeRefused(
-            f"the KV type {kv_type} was not measured for {card.name}: run `preread models gate {card.name}`"
+            f"the KV type {kv_type} was not measured for {card.name}: run `preread models measure {card.name}`"
         )
     if not gate.allowed:
         allowed = [t for t in KVType if t == KVType.FP16 or (t in card.kv_types and card.kv_types[t].allowed)]
