@@ -140,6 +140,15 @@ def test_a_console_without_utf8_gets_a_table_too():
     assert b"5,206" in raw.getvalue()
 
 
+@pytest.fixture
+def interruptible():
+    """Python's own answer to SIGINT: a shell starts its background jobs with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_waits_for_the_end_of_a_start():
     reached = []
 
