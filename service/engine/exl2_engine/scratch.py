@@ -1,0 +1,96 @@
+"""What computing takes on a card beside weights and KV: exllamav2's scratch and the largest work in flight.
+
+Each formula names the code it follows, so that a line of the ledger that is off can be traced to it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from service.engine.exl2_engine.footprint import Footprint
+
+_HALF = 2
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model that decide what its computation needs."""
+
+    hidden: int
+    intermediate: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab: int
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "Shape":
+        """Of a `config.json`. Raises KeyError when a size is missing."""
+        n_heads = config["num_attention_heads"]
+        return cls(
+            hidden=config["hidden_size"],
+            intermediate=config["intermediate_size"],
+            n_layers=config["num_hidden_layers"],
+            n_heads=n_heads,
+            n_kv_heads=config.get("num_key_value_heads") or n_heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // n_heads,
+            vocab=config["vocab_size"],
+        )
+
+    @property
+    def query_width(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+
+def exllama_scratch(shape: Shape, footprint: Footprint, max_input_len: int, max_dq_elements: int) -> int:
+    """The one buffer that exllamav2's quantized modules share: the largest need of any of them.
+
+    `set_device_map` with `scratch_space_fixed` of attention, MLP and head: FP16 copies of up to `max_dq_elements`
+    weights, and the states of `max_input_len` tokens. Unquantized layers need none.
+    """
+    if not footprint.quantized:
+        return 0
+    dq = _HALF * min(footprint.largest_matrix, max_dq_elements)
+    attention = _HALF * max_input_len * max(shape.query_width, shape.hidden) + 128 + dq
+    widest = max(shape.hidden, shape.intermediate)
+    mlp = _HALF * max_input_len * (shape.hidden + 2 * widest) + 3 * 128 + dq
+    head = _HALF * min(footprint.head_matrix or _padded(shape.vocab) * shape.hidden, max_dq_elements)
+    return max(attention, mlp, head)
+
+
+def _padded(n: int) -> int:
+    return -(-n // 32) * 32
+
+
+def rope_table(max_seq_len: int, head_dim: int) -> int:
+    """exllamav2's own tables of sines and cosines, made also when ours are used."""
+    return 2 * max_seq_len * head_dim * _HALF
+
+
+def prefill_work(shape: Shape, quantized: bool, n: int, piece_tokens: int) -> int:
+    """The most that one document chunk of `n` tokens holds at a time, in attention or in the MLP.
+
+    Throughout: the residual stream and its normed copy. Attention: queries, keys and values before and after RoPE
+    and the transform, the output, and two FP32 partial outputs with their log-sum-exps, which are merged;
+    `piece_tokens` tokens of the past decoded to FP16. MLP: two intermediates and their product, unless exllamav2's
+    scratch has them.
+    """
+    streams = _HALF * 2 * n * shape.hidden
+    qkv = _HALF * 2 * n * (shape.query_width + 2 * shape.kv_width)
+    outs = _HALF * n * shape.query_width + 2 * _FP32 * n * (shape.query_width + shape.n_heads)
+    decoded = _HALF * 2 * piece_tokens * shape.kv_width
+    mlp = _HALF * n * shape.hidden if quantized else _HALF * (3 * n * shape.intermediate + n * shape.hidden)
+    return streams + max(qkv + outs + decoded, mlp)
+
+
+def decode_work(shape: Shape, rows: int, splits: int) -> int:
+    """Buffers of the widest decode step of `rows` rows: states, FP32 partial results of `splits` pieces of a document
+    with their log-sum-exps, intermediates, and logits in FP16 and FP32."""
+    states = _HALF * rows * (4 * shape.hidden + 4 * shape.query_width + 4 * shape.kv_width + 3 * shape.intermediate)
+    partials = _FP32 * rows * (splits + 1) * (shape.query_width + 2 * shape.n_heads)
+    return states + partials + (_HALF + _FP32) * rows * shape.vocab
