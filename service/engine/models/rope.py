@@ -1,4 +1,4 @@
-"""Identity of a model's rotary position embedding, as transformers computes it from the config."""
+"""A model's rotary position embedding, as transformers computes it from the config: every engine uses this one."""
 
 import hashlib
 import struct
@@ -6,17 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def inv_freq(config: Any) -> tuple[Tensor, float]:
+    """Frequencies ``[head_dim / 2]`` (float32, on the CPU) and the factor on sines and cosines.
+
+    They are bit for bit those of the transformers model. Of the types that are served none depends on how long a
+    text is or may be: see `support.SUPPORTED_ROPE`. Loads no weights.
+    """
+    with torch.device("meta"):
+        rotary_type = type(AutoModelForCausalLM.from_config(config).model.rotary_emb)
+    rotary = rotary_type(config=config)
+    return rotary.inv_freq.detach().to("cpu", torch.float32), float(rotary.attention_scaling)
+
+
+def stored_inv_freq(model_dir: Path) -> tuple[Tensor, float]:
+    """`inv_freq` of a model directory."""
+    return inv_freq(AutoConfig.from_pretrained(str(model_dir), local_files_only=True))
 
 
 def rope_digest(config: Any) -> str:
     """32 hex digits over the float32 bytes of inv_freq and the attention scaling. Loads no weights."""
-    with torch.device("meta"):
-        rotary_type = type(AutoModelForCausalLM.from_config(config).model.rotary_emb)
-    rotary = rotary_type(config=config)
-    frequencies = rotary.inv_freq.detach().to("cpu", torch.float32).numpy().astype("<f4").tobytes()
-    scaling = struct.pack("<d", float(rotary.attention_scaling))
-    return hashlib.blake2b(frequencies + scaling, digest_size=16).hexdigest()
+    frequencies, scaling = inv_freq(config)
+    data = frequencies.numpy().astype("<f4").tobytes() + struct.pack("<d", scaling)
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def stored_rope_digest(model_dir: Path) -> str:
