@@ -29,7 +29,7 @@ from service.engine.models.weights import config_digest
 from service.engine.prompt import DEFAULT_SYSTEM_TEXT, template_digest
 from service.engine.tokenizer import tokenizer_digest
 
-SHARD_NBYTES = 4 << 30
+SHARD_NBYTES = 2 << 30
 GROUP = 128
 """Inputs that share a scale."""
 SPREAD = 0.02
@@ -64,28 +64,27 @@ class Recipe:
 
 
 class Noise:
-    """Random bytes drawn once: tensors are pieces of them, each from another place."""
+    """Random numbers drawn once and repeated: tensors are views of them, each from another place, so that neither
+    drawing nor copying takes time."""
 
-    def __init__(self, seed: int, n_words: int = 1 << 24) -> None:
-        generator = np.random.default_rng(seed)
-        self._words = generator.integers(-(1 << 31), 1 << 31, n_words, dtype=np.int64).astype(np.int32)
-        self._normal = (generator.standard_normal(n_words, dtype=np.float32) * SPREAD).astype(np.float16)
-        self._place = generator
+    def __init__(self, seed: int, n: int = 1 << 24, repeats: int = 3) -> None:
+        self._n = n
+        self._place = np.random.default_rng(seed)
+        self._words = np.tile(np.frombuffer(self._place.bytes(4 * n), np.int32), repeats)
+        normal = self._place.standard_normal(n, dtype=np.float32) * SPREAD
+        self._normal = np.tile(normal.astype(np.float16), repeats)
 
     def words(self, *shape: int) -> np.ndarray:
-        return self._piece(self._words, shape)
+        return self._view(self._words, shape)
 
     def normal(self, *shape: int) -> np.ndarray:
-        return self._piece(self._normal, shape)
+        return self._view(self._normal, shape)
 
-    def _piece(self, source: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        out = np.empty(math.prod(shape), source.dtype)
-        at, first = 0, int(self._place.integers(len(source)))
-        while at < len(out):
-            piece = source[first : first + len(out) - at]
-            out[at : at + len(piece)] = piece
-            at, first = at + len(piece), 0
-        return out.reshape(shape)
+    def _view(self, source: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        n, first = math.prod(shape), int(self._place.integers(self._n))
+        if first + n <= len(source):
+            return source[first : first + n].reshape(shape)
+        return np.resize(source[first:], shape)
 
 
 def exl2_linear(noise: Noise, n_in: int, n_out: int, bits: int) -> dict[str, np.ndarray]:
@@ -141,7 +140,7 @@ def write_weights(recipe: Recipe, directory: Path, shard_nbytes: int = SHARD_NBY
     noise = Noise(recipe.seed)
     total, size, n = 0, 0, 0
     shard: list[tuple[str, np.ndarray]] = []
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(4) as pool:
         jobs = []
         for name, tensor in tensors(recipe, noise):
             if shard and size + tensor.nbytes > shard_nbytes:
