@@ -2,9 +2,7 @@
 
 import errno
 import os
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +14,18 @@ from cache_store.fingerprint import Fingerprint, token_digest
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout
 from cache_store.manifest import MANIFEST_NAME, Canary, Manifest, check_identity, read_manifest
+from cache_store.pieces import Buffers, Order, Piece, Run, Span, layer_spans, plan_spans
+from cache_store.readahead import HeapBuffers, read_ahead, read_inline
 from cache_store.shards import TOKEN_NBYTES, Geometry, Shard, plan_shards
 
-Run = tuple[int, int, memoryview, int]
-"""Layer, first token, verified records of consecutive blocks of that layer, number of tokens in them."""
-
-_READ_AHEAD = 3
 _INLINE_NBYTES = 2 << 20
 
 
 class SnapshotReader:
     """An open snapshot: its files stay readable when it is deleted, replaced or moved meanwhile.
 
-    A context manager. `token_ids` are verified; `layers` and `read_layer` verify each record they read
-    and raise SnapshotMiss at the first that fails. `directory_id` tells this directory from a later one
+    A context manager. `token_ids` are verified; `pieces`, `layers` and `read_layer` verify each record they
+    read and raise SnapshotMiss at the first that fails. `directory_id` tells this directory from a later one
     of the same name.
     """
 
@@ -54,8 +50,8 @@ class SnapshotReader:
         self.directory_id = (0, 0)
         self._on_damage = on_damage
         self._fds: list[int] = []
-        self._buffers = _Buffers()
-        self._running: list[Generator[Run, None, None]] = []
+        self._buffers = HeapBuffers()
+        self._running: list[Generator[Piece]] = []
         try:
             directory = self._own(_located(snapshots, name))
             status = os.fstat(directory)
@@ -82,24 +78,31 @@ class SnapshotReader:
     def canary(self) -> Canary | None:
         return self.manifest.canary
 
+    def pieces(self, buffers: Buffers | None = None, order: Order = "shard") -> Iterator[Piece]:
+        """Every record, read ahead while the caller works, into `buffers` or else ordinary memory.
+
+        Whoever takes a piece gives it back with `release`. A piece that fails, and those nobody took, are given back
+        here, at the latest when the reader is closed.
+        """
+        buffers = buffers or self._buffers
+        spans = plan_spans(self._geometry, buffers.piece_nbytes, order)
+        read = read_ahead if self.nbytes > _INLINE_NBYTES else read_inline
+        pieces = read(spans, self._read, buffers)
+        self._running.append(pieces)
+        return self._watched(pieces)
+
     def layers(self) -> Iterator[Run]:
-        """Every record, shard by shard, layer by layer within a shard, read ahead while the caller works.
+        """The runs of all pieces, shard by shard, layer by layer within a shard.
 
         The memory of a run is the caller's for as long as it keeps a reference.
         """
-        ranges = [
-            (shard, layer)
-            for shard in self._geometry.shards
-            for layer in range(shard.first_layer, shard.first_layer + shard.n_layers)
-        ]
-        runs = self._ahead(ranges) if self.nbytes > _INLINE_NBYTES else (self._run(*r) for r in ranges)
-        self._running.append(runs)
-        return runs
+        for piece in self.pieces():
+            yield from piece.runs
 
     def read_layer(self, layer: int) -> list[Run]:
         """All records of one layer, in order of their tokens."""
-        shards = [s for s in self._geometry.shards if s.first_layer <= layer < s.first_layer + s.n_layers]
-        return [self._run(shard, layer) for shard in shards]
+        spans = layer_spans(self._geometry, layer)
+        return [run for piece in self._watched(read_inline(spans, self._read, self._buffers)) for run in piece.runs]
 
     def verify_all(self) -> None:
         """Read and check every record. Raises SnapshotMiss."""
@@ -107,9 +110,9 @@ class SnapshotReader:
             pass
 
     def close(self) -> None:
-        """Close all files; iterators of `layers` end."""
-        for runs in self._running:
-            runs.close()
+        """Close all files; iterators of `pieces` and `layers` end."""
+        for pieces in self._running:
+            pieces.close()
         self._running.clear()
         while self._fds:
             os.close(self._fds.pop())
@@ -145,39 +148,34 @@ class SnapshotReader:
             raise SnapshotMiss(MissReason.CHECKSUM, "the stored tokens do not match their digest")
         self.token_ids = tokens
 
-    def _ahead(self, ranges: list[tuple[Shard, int]]) -> Generator[Run, None, None]:
-        """Read and verify in a thread, a few ranges in front of the caller."""
-        waiting: deque[Future[Run]] = deque()
-        with ThreadPoolExecutor(1, "snapshot-read") as pool:
-            try:
-                for shard, layer in ranges:
-                    waiting.append(pool.submit(self._run, shard, layer))
-                    if len(waiting) > _READ_AHEAD:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
-
-    def _run(self, shard: Shard, layer: int) -> Run:
+    def _watched(self, pieces: Generator[Piece]) -> Iterator[Piece]:
         try:
-            return layer, shard.first_token, self._verified(shard, layer), shard.n_tokens
+            yield from pieces
         except (OSError, SnapshotMiss) as error:
             raise self._damage(error) from None
 
-    def _verified(self, shard: Shard, layer: int) -> memoryview:
-        records = self._buffers.take(shard.layer_nbytes)
-        if read_into(self._shard_fds[shard.index], records, shard.layer_offset(layer)) != len(records):
-            raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} ends within layer {layer}")
+    def _read(self, span: Span, memory: memoryview) -> list[Run]:
+        """Read a span into memory of its size and verify it; its runs, one for each layer."""
+        shard = span.shard
+        if read_into(self._shard_fds[shard.index], memory, span.offset) != span.nbytes:
+            raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} ends within layer {span.first_layer}")
+        lengths = [self._geometry.block_length(block) for block in span.blocks]
+        sizes = [self.layout.record_nbytes(length) for length in lengths]
+        first, n_tokens, nbytes = span.first_block * self.layout.block_tokens, sum(lengths), sum(sizes)
+        runs: list[Run] = []
+        for i, layer in enumerate(span.layers):
+            records = memory[i * nbytes : (i + 1) * nbytes]
+            self._verify(records, layer, span, sizes)
+            runs.append((layer, first, records, n_tokens))
+        return runs
+
+    def _verify(self, records: memoryview, layer: int, span: Span, sizes: list[int]) -> None:
         at = 0
-        for block in range(shard.first_block, shard.first_block + shard.n_blocks):
-            nbytes = self.layout.record_nbytes(self._geometry.block_length(block))
+        for block, nbytes in zip(span.blocks, sizes, strict=True):
             found = self._geometry.checksum(records[at : at + nbytes], block, layer)
             if found != int(self._checksums[block, layer]):
                 raise SnapshotMiss(MissReason.CHECKSUM, f"block {block} of layer {layer} is damaged")
             at += nbytes
-        return records
 
     def _damage(self, error: OSError | SnapshotMiss) -> SnapshotMiss:
         """The miss that an error met while reading amounts to, reported to whoever opened this reader."""
@@ -185,32 +183,6 @@ class SnapshotReader:
         if self._on_damage is not None:
             self._on_damage(self, miss)
         return miss
-
-
-class _Buffers:
-    """Memory for records, used again once nobody looks at it: new pages cost more than reading into them."""
-
-    def __init__(self) -> None:
-        self._pool: list[bytearray] = []
-
-    def take(self, nbytes: int) -> memoryview:
-        for buffer in self._pool:
-            if len(buffer) >= nbytes and _is_idle(buffer):
-                return memoryview(buffer)[:nbytes]
-        buffer = bytearray(nbytes)
-        if len(self._pool) < _READ_AHEAD + 3:
-            self._pool.append(buffer)
-        return memoryview(buffer)
-
-
-def _is_idle(buffer: bytearray) -> bool:
-    """Whether no view of `buffer` is left: Python refuses to resize a bytearray that has one."""
-    try:
-        buffer.append(0)
-    except BufferError:
-        return False
-    buffer.pop()
-    return True
 
 
 def read_stored_manifest(snapshots: Path, name: EntryName) -> Manifest:

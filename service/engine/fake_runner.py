@@ -12,6 +12,7 @@ import xxhash
 
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
+from cache_store.pieces import Buffers
 from service.engine.protocol import Rows, RunnerLimits
 
 CHAIN_NBYTES = 8
@@ -77,6 +78,7 @@ class FakeRunner:
             weights=weights, quantization="none", tokenizer="fake", template="fake", rope="none",
             kv=f"{kv_type}-1", engine="fake-1", compute_dtype="float32", chunking=str(chunk_tokens),
         )  # fmt: skip
+        self.load_buffers: Buffers | None = None
         self.poisoned: set[int] = set()
         """Tokens after which the logits are NaN."""
         self.forwards: list[list[int]] = []

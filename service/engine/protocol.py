@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout
+from cache_store.pieces import Buffers
 from service.engine.messages import (
     AnswerEvent,
     AnswerRequest,
@@ -72,6 +73,11 @@ class Runner(Protocol):
     name: str
     compute_dtype: str
 
+    @property
+    def load_buffers(self) -> Buffers | None:
+        """Where to read snapshots into for `load_blocks`; None is ordinary memory."""
+        ...
+
     def new_document(self, n_tokens: int) -> Any:
         """Allocate room for a document of `n_tokens` tokens; it starts empty."""
         ...
@@ -85,11 +91,14 @@ class Runner(Protocol):
         ...
 
     def load_blocks(self, document: Any, layer: int, first_token: int, records: memoryview, n_tokens: int) -> None:
-        """Decode consecutive records of one layer (whole blocks, the last may be partial) into a document."""
+        """Put consecutive records of one layer (whole blocks, the last may be partial) into a document.
+
+        Copies may go on after the return, from memory of `load_buffers` only; giving that back waits for them.
+        """
         ...
 
     def finish_load(self, document: Any, n_tokens: int) -> None:
-        """Declare the first `n_tokens` tokens of a document present in every layer."""
+        """Declare the first `n_tokens` tokens of a document present in every layer; later calls find them there."""
         ...
 
     def free_document(self, document: Any) -> None: ...

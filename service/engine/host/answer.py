@@ -92,7 +92,7 @@ class Answer:
         ) as reader:
             if reader.n_tokens != entry.n_tokens:
                 raise SnapshotMiss(MissReason.TRUNCATED, f"{reader.n_tokens} tokens, not {entry.n_tokens}")
-            restore(self._context, reader, entry)
+            restore(self._context, reader, entry, self._cancel.check)
 
     @contextmanager
     def _tail(self) -> Iterator[Tail]:

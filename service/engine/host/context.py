@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache_store.keys import SnapshotKey
+from cache_store.pieces import Piece, Run
 from cache_store.reader import SnapshotReader
 from cache_store.store import SnapshotStore
 from service.engine.host.residency import Residency, ResidentDocument
@@ -17,8 +18,8 @@ from service.engine.scheduler.admission import FifoGate
 from service.engine.scheduler.detokenizer import Decoder
 from service.engine.scheduler.loop import Scheduler
 
-LOADS_AHEAD = 8
-"""Verified runs of records that may wait for the engine's thread, so that a restore's memory is bounded."""
+LOADS_AHEAD = 4
+"""Verified pieces that may wait for the engine's thread, so that a restore's memory is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,40 @@ def document_key(ref: DocumentRef) -> SnapshotKey:
     return SnapshotKey(ref.owner_id, "document", ref.document_id)
 
 
-def restore(context: HostContext, reader: SnapshotReader, entry: ResidentDocument) -> None:
-    """Load a snapshot into a new document of the runner, each run of records after it was verified.
+def restore(
+    context: HostContext, reader: SnapshotReader, entry: ResidentDocument, check: Callable[[], None] = lambda: None
+) -> None:
+    """Load a snapshot into a new document of the runner, each piece after it was verified.
 
-    Raises SnapshotMiss; the document then is not complete and must not be used.
+    `check` is called between pieces and may raise to give up. Raises SnapshotMiss and what the runner raises; the
+    document then is not complete and must not be used.
     """
     run, runner = context.scheduler.call, context.runner
     entry.handle = run(runner.new_document, reader.n_tokens).result()
     loads = Window(LOADS_AHEAD)
-    for layer, first, records, n_tokens in reader.layers():
-        loads.add(run(runner.load_blocks, entry.handle, layer, first, records, n_tokens))
+    for piece in reader.pieces(runner.load_buffers):
+        loads.add(_load(context, entry.handle, piece))
+        check()
     loads.finish()
     run(runner.finish_load, entry.handle, reader.n_tokens).result()
     entry.last_token = int(reader.token_ids[-1])
     entry.canary = reader.canary
+
+
+def _load(context: HostContext, handle: Any, piece: Piece) -> "Future[None]":
+    """Load a piece on the engine's thread; its memory is given back whatever comes of it."""
+    try:
+        done = context.scheduler.call(_load_runs, context.runner, handle, piece.runs)
+    except BaseException:
+        piece.release()
+        raise
+    done.add_done_callback(lambda _: piece.release())
+    return done
+
+
+def _load_runs(runner: Runner, handle: Any, runs: list[Run]) -> None:
+    for layer, first, records, n_tokens in runs:
+        runner.load_blocks(handle, layer, first, records, n_tokens)
 
 
 class Window:

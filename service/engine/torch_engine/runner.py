@@ -25,6 +25,8 @@ CHUNK_TOKENS = 768
 class TorchRunner:
     """A transformers model over documents and tails held in memory; `load` makes one."""
 
+    load_buffers = None
+
     def __init__(
         self, loaded: LoadedModel, kv_type: KVType, *, n_slots: int, tail_tokens: int, chunk_tokens: int
     ) -> None:

@@ -1,0 +1,90 @@
+"""Reading ahead of the caller: several threads read and verify, pieces come out in the order of their spans."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from cache_store.pieces import Buffers, Piece, Run, Span
+
+Read = Callable[[Span, memoryview], list[Run]]
+"""Fills memory from a span and gives its verified runs; raises OSError or SnapshotMiss."""
+
+_KEPT = 6
+
+
+def read_inline(spans: Sequence[Span], read: Read, buffers: Buffers) -> Generator[Piece]:
+    """Piece after piece in the caller's own thread. Raises what `read` raises."""
+    for span in spans:
+        memory = buffers.take(span.nbytes, wait=True)
+        assert memory is not None
+        yield _piece(span, memory, read, buffers)
+
+
+def read_ahead(spans: Sequence[Span], read: Read, buffers: Buffers) -> Generator[Piece]:
+    """Pieces read by `buffers.n_readers` threads, in the order of `spans`. Raises what `read` raises.
+
+    Memory is taken here, in that order, and waited for only while no piece is on its way: so neither the pieces of one
+    reader nor those of several that share the buffers can wait for each other in a circle.
+    """
+    waiting: deque[Future[Piece]] = deque()
+    with ThreadPoolExecutor(buffers.n_readers, "snapshot-read") as pool:
+        try:
+            for span in spans:
+                while (memory := buffers.take(span.nbytes, wait=not waiting)) is None:
+                    yield waiting.popleft().result()
+                waiting.append(pool.submit(_piece, span, memory, read, buffers))
+                if len(waiting) > 2 * buffers.n_readers + 1:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.add_done_callback(_release)
+
+
+def _piece(span: Span, memory: memoryview, read: Read, buffers: Buffers) -> Piece:
+    try:
+        return Piece(read(span, memory), memory, buffers)
+    except BaseException:
+        buffers.give_back(memory)
+        raise
+
+
+def _release(future: "Future[Piece]") -> None:
+    if future.exception() is None:
+        future.result().release()
+
+
+class HeapBuffers:
+    """Ordinary memory, used again once nobody looks at it: new pages cost more than reading into them.
+
+    The memory of a run is its holder's for as long as a reference to it is left; giving it back is not needed.
+    """
+
+    piece_nbytes = 4 << 20
+    n_readers = 1
+
+    def __init__(self) -> None:
+        self._pool: list[bytearray] = []
+
+    def take(self, nbytes: int, *, wait: bool) -> memoryview:
+        for buffer in self._pool:
+            if len(buffer) >= nbytes and _is_idle(buffer):
+                return memoryview(buffer)[:nbytes]
+        buffer = bytearray(nbytes)
+        if len(self._pool) < _KEPT:
+            self._pool.append(buffer)
+        return memoryview(buffer)
+
+    def give_back(self, memory: memoryview) -> None:
+        pass
+
+
+def _is_idle(buffer: bytearray) -> bool:
+    """Whether no view of `buffer` is left: Python refuses to resize a bytearray that has one."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    buffer.pop()
+    return True
