@@ -1,7 +1,3 @@
-import os
+from tests.service.engine.exl2_engine.interpreted import use_interpreter
 
-import torch
-
-# Without a card, Triton's interpreter runs the kernels on CPU tensors. It must be chosen before triton is imported.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+use_interpreter()

@@ -1,0 +1,205 @@
+"""Launches decode attention: rows over their group's document and over their own tails, merged."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from cache_store.layout import BLOCK_TOKENS, KVLayout, KVType
+from service.engine.exl2_engine.kernels.decode import document_kernel
+from service.engine.exl2_engine.kernels.merge import merge_kernel
+from service.engine.exl2_engine.kernels.tails import tail_kernel
+from service.engine.exl2_engine.step import Step
+
+LOG2_E = 1.4426950408889634
+MAX_GROUP_HEADS = 128
+_TAIL_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """How `document_kernel` is compiled and spread over the card: tokens per iteration, warps, depth of the load
+    pipeline, and programs per multiprocessor that the number of splits aims at."""
+
+    block_n: int
+    warps: int
+    stages: int
+    per_sm: int
+
+
+def decode_config(kv_type: KVType, block_m: int, head_dim: int) -> DecodeConfig:
+    """The default for queries in tiles of `block_m`."""
+    if head_dim > 128 or kv_type is KVType.FP16:
+        return DecodeConfig(block_n=32 if block_m >= 64 else 64, warps=4, stages=2, per_sm=2)
+    return DecodeConfig(block_n=64, warps=4, stages=3, per_sm=2)
+
+
+def query_tile(max_queries: int) -> int:
+    """Rows of a tile of queries: 16, 32, 64 or 128, as few as hold them."""
+    return min(128, max(16, triton.next_power_of_2(max_queries)))
+
+
+def attend(
+    step: Step,
+    q: Tensor,
+    pool: Tensor,
+    tail_k: Tensor,
+    tail_v: Tensor,
+    scale: float,
+    layout: KVLayout,
+    bias: Tensor | None = None,
+    *,
+    config: DecodeConfig | None = None,
+) -> Tensor:
+    """`KVBackend.attend` in FP16. `config` replaces the default of `document_kernel`.
+
+    Makes no synchronization and can be captured in a CUDA graph. Raises ValueError for shapes that the kernels do
+    not know.
+    """
+    rows, heads, dim = q.shape
+    group_heads = _checked_group_heads(q, pool, tail_k, layout)
+    tile = query_tile(step.max_group_rows * group_heads)
+    chosen = config or decode_config(layout.kv_type, tile, dim)
+    row_tiles = -(-step.max_group_rows * group_heads // tile)
+    splits = _document_splits(step, layout.n_kv_heads * row_tiles, chosen, q.device)
+    tail_splits = min(8, -(-step.max_tail // _TAIL_TOKENS))
+    parts = torch.empty((splits + tail_splits, rows, heads, dim), dtype=torch.float32, device=q.device)
+    lse = torch.empty((splits + tail_splits, rows, heads), dtype=torch.float32, device=q.device)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if not rows:
+        return out
+    q = q.contiguous()
+    if splits:
+        _attend_documents(step, q, pool, bias, parts, lse, scale, layout, splits, row_tiles, tile, chosen)
+    if tail_splits:
+        _attend_tails(step, q, tail_k, tail_v, parts, lse, scale, layout, splits, tail_splits)
+    merge_kernel[(heads, rows)](
+        parts,
+        lse,
+        step.group_rows,
+        out,
+        rows,
+        step.n_groups,
+        splits + tail_splits,
+        HEADS=heads,
+        D=dim,
+        D_PAD=triton.next_power_of_2(dim),
+        EVEN_ODD=layout.kv_type.value_bits == 4,
+        ROTATED=layout.kv_type is not KVType.FP16,
+        BLOCK_S=16,
+        num_warps=4,
+    )
+    return out
+
+
+def _attend_documents(
+    step: Step,
+    q: Tensor,
+    pool: Tensor,
+    bias: Tensor | None,
+    parts: Tensor,
+    lse: Tensor,
+    scale: float,
+    layout: KVLayout,
+    splits: int,
+    row_tiles: int,
+    tile: int,
+    config: DecodeConfig,
+) -> None:
+    rows, heads, dim = q.shape
+    document_kernel[(splits, layout.n_kv_heads, step.n_groups * row_tiles)](
+        q,
+        pool,
+        q if bias is None else bias,
+        step.group_rows,
+        step.group_tokens,
+        step.block_tables,
+        parts,
+        lse,
+        rows,
+        row_tiles,
+        scale * LOG2_E,
+        pool.stride(0),
+        step.block_tables.stride(0),
+        KV_HEADS=layout.n_kv_heads,
+        GROUP_HEADS=heads // layout.n_kv_heads,
+        D=dim,
+        D_PAD=triton.next_power_of_2(dim),
+        K_BITS=layout.kv_type.key_bits,
+        V_BITS=layout.kv_type.value_bits,
+        BLOCK_M=tile,
+        BLOCK_N=config.block_n,
+        STAGES=config.stages,
+        HAS_BIAS=bias is not None,
+        FAST=q.is_cuda,
+        num_warps=config.warps,
+    )
+
+
+def _attend_tails(
+    step: Step,
+    q: Tensor,
+    tail_k: Tensor,
+    tail_v: Tensor,
+    parts: Tensor,
+    lse: Tensor,
+    scale: float,
+    layout: KVLayout,
+    first_split: int,
+    splits: int,
+) -> None:
+    rows, heads, dim = q.shape
+    group_heads = heads // layout.n_kv_heads
+    tile = query_tile(group_heads if rows <= 16 else max(64, group_heads))
+    tail_kernel[(splits, layout.n_kv_heads, rows)](
+        q,
+        tail_k,
+        tail_v,
+        step.slots,
+        step.tail_end,
+        step.group_rows,
+        parts,
+        lse,
+        rows,
+        step.n_groups,
+        first_split,
+        scale * LOG2_E,
+        tail_k.stride(0),
+        tail_k.stride(1),
+        KV_HEADS=layout.n_kv_heads,
+        GROUP_HEADS=group_heads,
+        D=dim,
+        D_PAD=triton.next_power_of_2(dim),
+        EVEN_ODD=layout.kv_type.value_bits == 4,
+        BLOCK_M=tile,
+        BLOCK_N=32 if dim > 128 else 64,
+        STAGES=2,
+        num_warps=4,
+    )
+
+
+def _document_splits(step: Step, programs: int, config: DecodeConfig, device: torch.device) -> int:
+    """Shares of a document: enough for every multiprocessor when one group has the card, from bounds known here.
+
+    Groups are not counted: in a captured graph most of them may be empty.
+    """
+    most = -(-step.max_tokens // BLOCK_TOKENS)
+    return min(most, max(1, _multiprocessors(device) * config.per_sm // programs))
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _checked_group_heads(q: Tensor, pool: Tensor, tail_k: Tensor, layout: KVLayout) -> int:
+    group_heads, rest = divmod(q.shape[1], layout.n_kv_heads)
+    if rest or not 0 < group_heads <= MAX_GROUP_HEADS or not 32 <= layout.head_dim <= 256:
+        raise ValueError(f"{q.shape[1]} query heads, {layout.n_kv_heads} KV heads of {layout.head_dim}: not supported")
+    if pool.shape[1] != layout.record_nbytes(BLOCK_TOKENS) or layout.block_tokens != BLOCK_TOKENS:
+        raise ValueError(f"blocks of {pool.shape[1]} bytes do not hold {BLOCK_TOKENS} tokens of {layout}")
+    if q.dtype != torch.float16 or tail_k.dtype != torch.float16 or tail_k.stride()[2:] != (q.shape[2], 1):
+        raise ValueError("queries and tails must be FP16, a tail's tokens side by side")
+    return group_heads
