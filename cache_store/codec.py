@@ -78,15 +78,13 @@ def decode_records(
     out_k: Tensor,
     out_v: Tensor,
     rotated: bool = False,
-    chunk_values: int = _CHUNK_VALUES,
 ) -> None:
     """Decode consecutive records of one layer (whole blocks, the last may be partial) into tensors.
 
     `out_k`, `out_v`: ``[n_kv_heads, >= n_tokens, head_dim]``, fp32, bf16 or fp16, any strides in the
     first two dims. With `rotated` they receive the rotated space, which for 8 and 4 bits skips the
-    inverse transform. A `buffer` that cannot be written to is copied first. `chunk_values` values are decoded
-    at a time; a card wants more of them than a processor's cache holds. Raises ValueError when sizes or shapes do not
-    fit.
+    inverse transform. A `buffer` that cannot be written to is copied first. Raises ValueError when sizes
+    or shapes do not fit.
     """
     data = buffer if isinstance(buffer, Tensor) else _as_tensor(buffer)
     expected = sum(layout.record_nbytes(length) for length in layout.block_lengths(n_tokens))
@@ -95,7 +93,7 @@ def decode_records(
     _check_shape("out_k", out_k, layout, n_tokens)
     _check_shape("out_v", out_v, layout, n_tokens)
     at = 0
-    for first, n_blocks, length in _chunks(n_tokens, layout, chunk_values):
+    for first, n_blocks, length in _chunks(n_tokens, layout):
         size = n_blocks * layout.record_nbytes(length)
         k_codes, k_scales, v_codes, v_scales = _parts(data[at : at + size], n_blocks, length, layout)
         k, v = (_blocked(out, first, n_blocks, length) for out in (out_k, out_v))
@@ -117,9 +115,9 @@ def _runs(n_tokens: int, layout: KVLayout) -> list[tuple[int, int, int]]:
     return runs + ([(full * layout.block_tokens, 1, rest)] if rest else [])
 
 
-def _chunks(n_tokens: int, layout: KVLayout, chunk_values: int) -> list[tuple[int, int, int]]:
+def _chunks(n_tokens: int, layout: KVLayout) -> list[tuple[int, int, int]]:
     """`_runs`, cut so that the scratch of one piece stays in the cache."""
-    most = max(1, chunk_values // (layout.n_kv_heads * layout.head_dim * layout.block_tokens))
+    most = max(1, _CHUNK_VALUES // (layout.n_kv_heads * layout.head_dim * layout.block_tokens))
     return [
         (first + done * length, min(most, n_blocks - done), length)
         for first, n_blocks, length in _runs(n_tokens, layout)

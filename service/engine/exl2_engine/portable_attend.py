@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cache_store.codec import decode_records, rotate
+from cache_store.codec import rotate
 from cache_store.layout import BLOCK_TOKENS, KVLayout, KVType
+from service.engine.exl2_engine.portable_records import decode_blocks
 from service.engine.exl2_engine.step import Step
 
 _DECODED_VALUES = 1 << 22
@@ -101,17 +102,9 @@ def _document(
     k, v = (torch.empty(shape, dtype=torch.float32, device=pool.device) for _ in range(2))
     for at in range(0, len(table), max(most, 1)):
         blocks = table[at : at + max(most, 1)]
-        decode_records(
-            pool[blocks].flatten(),
-            len(blocks) * BLOCK_TOKENS,
-            layout,
-            out_k=k,
-            out_v=v,
-            rotated=layout.kv_type is not KVType.FP16,
-            chunk_values=_DECODED_VALUES,
-        )
         n = min(group.n_tokens - at * BLOCK_TOKENS, len(blocks) * BLOCK_TOKENS)
         added = None if bias is None else bias[blocks].transpose(0, 1).flatten(1)[:, None, :n].float()
+        decode_blocks(pool, blocks, n, layout, k, v)
         yield k[:, :n], v[:, :n], added
 
 

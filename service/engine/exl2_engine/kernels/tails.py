@@ -43,9 +43,8 @@ def tail_kernel(
     if row >= used_rows:
         return
     slot = tl.load(slots_ptr + row)
-    if row % ROWS != 0:
-        if tl.load(slots_ptr + row - 1) == slot:
-            return
+    if tl.load(slots_ptr + row - 1, row % ROWS != 0, -1) == slot:
+        return
     rows = row + tl.arange(0, BLOCK_M) // GROUP_HEADS
     row_ok = rows < tl.minimum((row // ROWS + 1) * ROWS, used_rows)
     row_ok = row_ok & (tl.load(slots_ptr + rows, row_ok, -1) == slot)
