@@ -81,7 +81,7 @@ def _scales(groups: Tensor, bits: int) -> Tensor:
     high, low = groups.amax(-1), groups.amin(-1)
     # A tensor on the device, because CUDA's division by a host number is a product with its rounded inverse.
     divisor = torch.full((), 127.0 if bits == 8 else -8.0, device=groups.device)
-    extreme = torch.maximum(high, -low) if bits == 8 else torch.where(high > -low, high, low)
+    extreme = torch.maximum(high, -low).abs() if bits == 8 else torch.where(high > -low, high, low)
     scale = (extreme / divisor).to(torch.float16)
     return torch.where(torch.isfinite(scale) & torch.isfinite(high) & torch.isfinite(low), scale, torch.nan)
 
