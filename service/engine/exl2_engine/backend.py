@@ -2,8 +2,9 @@
 reach. Both give the same results up to rounding; a setting forces one of them.
 
 A *pool* is one layer's blocks: uint8 ``[n_blocks, layout.record_nbytes(block_tokens)]``. A block always has the inner
-layout of a full record (``k_codes | k_scales | v_codes | v_scales``, each ``[n_kv_heads, 256, ...]``), also when fewer of
-its tokens are in use. Tails are FP16 (or the compute dtype) ``[n_slots, n_kv_heads, tail_tokens, head_dim]`` in the rotated space.
+layout of a full record (``k_codes | k_scales | v_codes | v_scales``, each ``[n_kv_heads, 256, ...]``), also when
+fewer of its tokens are in use. Tails are FP16 (or the compute dtype) ``[n_slots, n_kv_heads, tail_tokens, head_dim]``
+in the rotated space.
 """
 
 from typing import Protocol
@@ -33,7 +34,14 @@ class KVBackend(Protocol):
         ...
 
     def attend(
-        self, step: Step, q: Tensor, pool: Tensor, tail_k: Tensor, tail_v: Tensor, scale: float, bias: Tensor | None = None
+        self,
+        step: Step,
+        q: Tensor,
+        pool: Tensor,
+        tail_k: Tensor,
+        tail_v: Tensor,
+        scale: float,
+        bias: Tensor | None = None,
     ) -> Tensor:
         """Attention of transformed queries ``[R, n_heads, head_dim]``: every row over its group's document (one pass
         over the blocks for all rows of a group), then over its own tail; merged by log-sum-exp and transformed back.
@@ -43,18 +51,18 @@ class KVBackend(Protocol):
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, blocks: Tensor, n_past: int, scale: float
     ) -> Tensor:
-        """Attention of a document chunk ``[n, heads, head_dim]`` (all transformed): over the decoded form of the first `n_past` tokens
-        in `blocks` (int32 on the device), and causally over the chunk itself as computed. Transformed back. `n_past`
-        is a multiple of the block size."""
+        """Attention of a document chunk ``[n, heads, head_dim]`` (all transformed): over the decoded form of the first
+        `n_past` tokens in `blocks` (int32 on the device), and causally over the chunk itself as computed. Transformed
+        back. `n_past` is a multiple of the block size."""
         ...
 
     def encode(self, k: Tensor, v: Tensor, pool: Tensor, blocks: Tensor) -> None:
         """Store transformed keys and values ``[n, n_kv_heads, head_dim]`` into the pool's blocks `blocks`
-        (``ceil(n / 256)`` of them, from each block's first token), as `cache_store.codec` encodes. NaN and infinity must not
-        pass silently: their group's scale is stored as NaN."""
+        (``ceil(n / 256)`` of them, from each block's first token), as `cache_store.codec` encodes. NaN and infinity
+        must not pass silently: their group's scale is stored as NaN."""
         ...
 
     def decode(self, pool: Tensor, blocks: Tensor, n_tokens: int, k: Tensor, v: Tensor) -> None:
-        """Decode the first `n_tokens` tokens of `blocks` into ``[n_kv_heads, >= n_tokens, head_dim]`` tensors (any strides in the first two dims),
-        still transformed."""
+        """Decode the first `n_tokens` tokens of `blocks` into ``[n_kv_heads, >= n_tokens, head_dim]`` tensors (any
+        strides in the first two dims), still transformed."""
         ...

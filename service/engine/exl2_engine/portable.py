@@ -6,6 +6,7 @@ from torch import Tensor
 from cache_store.codec import rotate
 from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine import portable_records
+from service.engine.exl2_engine.portable_attend import attend
 from service.engine.exl2_engine.prefill_attention import Partial, PrefillAttention
 from service.engine.exl2_engine.sdpa import Method
 from service.engine.exl2_engine.step import Step
@@ -48,8 +49,6 @@ class PortableBackend:
         scale: float,
         bias: Tensor | None = None,
     ) -> Tensor:
-        from service.engine.exl2_engine.portable_attend import attend
-
         return attend(step, q, pool, tail_k, tail_v, scale, self.layout, bias)
 
     def prefill(

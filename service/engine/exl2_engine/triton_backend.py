@@ -4,6 +4,7 @@ from torch import Tensor
 
 from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine.kernels import append, decode_blocks, encode, rope
+from service.engine.exl2_engine.kernels.attend import attend
 from service.engine.exl2_engine.kernels.prefill_merge import TritonMerger
 from service.engine.exl2_engine.prefill_attention import PrefillAttention
 from service.engine.exl2_engine.sdpa import Method
@@ -53,8 +54,6 @@ class TritonBackend:
         scale: float,
         bias: Tensor | None = None,
     ) -> Tensor:
-        from service.engine.exl2_engine.kernels.attend import attend
-
         return attend(step, q, pool, tail_k, tail_v, scale, self.layout, bias)
 
     def prefill(
