@@ -11,7 +11,13 @@ import msgspec
 
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import LAYOUT_VERSION, KVLayout, KVType
-from service.engine.models.errors import CardVersionUnknown, KVTypeRefused, ModelDamaged, ModelNotFound
+from service.engine.models.errors import (
+    CardVersionUnknown,
+    EngineRefused,
+    KVTypeRefused,
+    ModelDamaged,
+    ModelNotFound,
+)
 from service.engine.prompt import PromptParts
 
 CARD_NAME = "preread.json"
@@ -46,7 +52,8 @@ class ModelCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is recorded about an imported model.
 
     `files`: name -> bytes of every file that belongs to it. `kv_types`: KV type -> what the KL gate measured.
-    `source`: what it was imported from, for display.
+    `source`: what it was imported from, for display. `quantization`: "none", or how the weights are stored
+    ("exl2-4.0bpw", "gptq-4bit-128g-actorder").
     """
 
     format_version: int
@@ -71,6 +78,11 @@ class ModelCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def layout(self, kv_type: KVType) -> KVLayout:
         """Shape of this model's KV cache in a KV type."""
         return KVLayout(self.n_layers, self.n_kv_heads, self.head_dim, kv_type)
+
+    @property
+    def needs_card(self) -> bool:
+        """Whether only the exl2 engine, on an NVIDIA card, reads these weights."""
+        return self.quantization != "none"
 
 
 class _Version(msgspec.Struct):
@@ -146,6 +158,15 @@ def check_kv_type(card: ModelCard, kv_type: KVType) -> None:
             f"the KV type {kv_type} is refused for {card.name}: its next-token predictions differ from those "
             f"of FP16 KV by a mean KL of {gate.mean_kl:.4f} nats, the limit is {MEAN_KL_LIMIT}; "
             f"use one of {', '.join(allowed)}"
+        )
+
+
+def check_engine(card: ModelCard, engine: str) -> None:
+    """Raises EngineRefused when `engine` ("torch", "exl2") cannot read the model's weights."""
+    if card.needs_card and engine != "exl2":
+        raise EngineRefused(
+            f"the weights of {card.name} are quantized ({card.quantization}): the {engine} engine does not read them, "
+            "only the exl2 engine on an NVIDIA card does (PREREAD_ENGINE=exl2)"
         )
 
 

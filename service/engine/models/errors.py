@@ -5,6 +5,7 @@ ModelError
 ├── ModelDamaged             the files are not the ones that were recorded
 ├── CardVersionUnknown       written by a newer version of this program
 ├── KVTypeRefused            the KL gate failed for this KV type, or was never run
+├── EngineRefused            this engine cannot serve the model, or not on this machine
 └── ModelImportError         nothing was imported, nothing is left behind
     ├── SourceRefused        the source cannot be read as a model
     ├── ArchitectureRefused  the engine does not compute this architecture
@@ -32,6 +33,10 @@ class CardVersionUnknown(ModelError):
 
 class KVTypeRefused(ModelError):
     """This KV type changes the model's predictions too much; the message has the measured figure."""
+
+
+class EngineRefused(ModelError):
+    """The model needs another engine, or a device that is not there."""
 
 
 class ModelImportError(ModelError):

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from service.engine.models.errors import SourceRefused, TokenizerRefused
+from service.engine.models.quantized import Quantization
 from service.engine.models.source import Progress, Source, quiet_transformers
-from service.engine.models.support import check_architecture
+from service.engine.models.support import check_architecture, check_card_engine
 
 
 def read_directory(path: Path, progress: Progress) -> Source:
@@ -49,6 +50,35 @@ def read_directory(path: Path, progress: Progress) -> Source:
         tensors=dict(model.state_dict()),
         tokenizer=tokenizer,
         tokenizer_json=_tokenizer_json(path, tokenizer),
+    )
+
+
+def read_quantized(path: Path, quantization: Quantization, progress: Progress) -> Source:
+    """Read config and tokenizer of a directory whose weights are kept as they are.
+
+    Raises SourceRefused, ArchitectureRefused, TokenizerRefused.
+    """
+    _check_files(path)
+    progress("reading", 0, 2)
+    with quiet_transformers():
+        try:
+            config = AutoConfig.from_pretrained(str(path), local_files_only=True)
+            check_card_engine(config)
+            progress("reading", 1, 2)
+            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            generation = (path / "generation_config.json").is_file() and GenerationConfig.from_pretrained(str(path))
+        except (ValueError, KeyError, RuntimeError, OSError) as error:
+            raise SourceRefused(f"{path} cannot be read as a model: {error}") from error
+    progress("reading", 2, 2)
+    return Source(
+        label=path.name,
+        config=config,
+        generation_config=generation or None,
+        tensors={},
+        tokenizer=tokenizer,
+        tokenizer_json=_tokenizer_json(path, tokenizer),
+        quantization=quantization,
+        directory=path,
     )
 
 

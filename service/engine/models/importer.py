@@ -2,6 +2,7 @@
 once.
 
 GGUF file | Hugging Face directory  [+ LoRA adapter]  ->  <models_dir>/<name>/
+EXL2 or GPTQ directory, its weights kept as they are  ->  <models_dir>/<name>/
 """
 
 import json
@@ -21,15 +22,16 @@ from service.engine.models.card import (
 )
 from service.engine.models.chat import plain_parts, split_template
 from service.engine.models.errors import ModelDamaged, SourceRefused, TokenizerRefused
+from service.engine.models.gates import gate_again, gate_if_possible
 from service.engine.models.lora import merge_adapter
+from service.engine.models.quantized import find_quantization
 from service.engine.models.registry import check_name
 from service.engine.models.rope import rope_digest, stored_rope_digest
 from service.engine.models.source import Progress, Source, silent
 from service.engine.models.staging import staged
 from service.engine.models.support import head_dim, max_context
-from service.engine.models.torch_gate import torch_gate
 from service.engine.models.weights import config_digest, weights_digest
-from service.engine.models.writer import DTYPES, TEMPLATE_NAME, chat_template, write_model
+from service.engine.models.writer import DTYPES, TEMPLATE_NAME, chat_template, keep_model, write_model
 from service.engine.prompt import DEFAULT_SYSTEM_TEXT, PromptParts, template_digest
 from service.engine.tokenizer import Tokenizer, tokenizer_digest
 
@@ -46,7 +48,7 @@ def import_model(
     dtype: str | None = None,
     system_text: str | None = None,
     replace: bool = False,
-    measure: Measure = torch_gate,
+    measure: Measure = gate_if_possible,
     progress: Progress = silent,
 ) -> ModelCard:
     """Import a GGUF file or a Hugging Face directory as ``models_dir/name`` and give its card.
@@ -54,7 +56,8 @@ def import_model(
     `adapter`: a PEFT LoRA directory, merged in. `dtype`: float32, bfloat16 or float16; the source's own when
     None (a GGUF is dequantized to float32). `system_text`: what is said before the document, instead of the
     default. `replace` allows a model of that name to be replaced. `measure` is the KL gate. `progress` is
-    told (stage, done, total).
+    told (stage, done, total). EXL2 and GPTQ weights are linked, or copied where the disk cannot link them; neither
+    `adapter` nor `dtype` applies to them, and without a card their KV types stay unmeasured.
 
     Nothing is visible before all is written; an interrupted import leaves nothing but a hidden directory,
     which the next import removes. Raises ModelImportError and its kinds, OSError when the disk refuses.
@@ -64,10 +67,7 @@ def import_model(
         raise SourceRefused(f"{dtype!r} is not a dtype for weights: use one of {', '.join(DTYPES)}")
     with staged(models_dir, name, replace=replace) as directory:
         model = _read(source, progress)
-        if adapter is not None:
-            merge_adapter(model.tensors, adapter, progress)
-        stored = DTYPES[dtype] if dtype else huggingface.stored_dtype(model.tensors)
-        n_parameters = write_model(model, directory, stored, progress)
+        n_parameters = _write(model, directory, adapter, dtype, progress)
         label = model.label if adapter is None else f"{model.label} + {adapter.name}"
         card = _card(model, directory, name=name, label=label, system_text=system_text, progress=progress)
         card = msgspec.structs.replace(card, n_parameters=n_parameters)
@@ -77,7 +77,20 @@ def import_model(
     return card
 
 
-def measure_model(model_dir: Path, *, measure: Measure = torch_gate, progress: Progress = silent) -> ModelCard:
+def _write(model: Source, directory: Path, adapter: Path | None, dtype: str | None, progress: Progress) -> int:
+    """The number of parameters."""
+    if model.quantization is not None:
+        if adapter is not None or dtype is not None:
+            what = "an adapter cannot be merged into them" if adapter is not None else "their dtype cannot be chosen"
+            raise SourceRefused(f"the weights of {model.label} are quantized ({model.quantization.label}): {what}")
+        return keep_model(model, model.quantization, directory, progress)
+    if adapter is not None:
+        merge_adapter(model.tensors, adapter, progress)
+    stored = DTYPES[dtype] if dtype else huggingface.stored_dtype(model.tensors)
+    return write_model(model, directory, stored, progress)
+
+
+def measure_model(model_dir: Path, *, measure: Measure = gate_again, progress: Progress = silent) -> ModelCard:
     """Run the KL gate again on an imported model and record what it finds."""
     card = load_card(model_dir)
     card = msgspec.structs.replace(card, kv_types=measure(model_dir, card, progress))
@@ -106,6 +119,9 @@ def _read(source: Path, progress: Progress) -> Source:
     if gguf.is_gguf(source):
         return gguf.read_gguf(source.absolute(), progress)
     if source.is_dir():
+        quantization = find_quantization(source)
+        if quantization is not None:
+            return huggingface.read_quantized(source.absolute(), quantization, progress)
         return huggingface.read_directory(source.absolute(), progress)
     state = "is neither a GGUF file nor a directory" if source.exists() else "does not exist"
     raise SourceRefused(f"{source} {state}")
@@ -130,9 +146,9 @@ def _card(
         max_context=max_context(config),
         vocab_size=config.vocab_size,
         n_parameters=0,
-        dtype=str(config.dtype).removeprefix("torch."),
+        dtype="float16" if model.quantization else str(config.dtype).removeprefix("torch."),
         eos_token_ids=_eos_ids(model, tokenizer, parts),
-        quantization="none",
+        quantization=model.quantization.label if model.quantization else "none",
         digests=ModelDigests(
             weights=weights_digest(directory, lambda done, total: progress("hashing", done, total)),
             config=_stored_config_digest(directory),

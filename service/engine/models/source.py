@@ -5,11 +5,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
+
+from service.engine.models.quantized import Quantization
 
 Progress = Callable[[str, int, int], None]
 """Told (stage, done, total). Stages: reading, merging, writing, hashing, measuring."""
@@ -25,6 +28,7 @@ class Source:
     file.
 
     `tokenizer` renders the chat template and names the special tokens; ids come from `tokenizer_json` only.
+    `quantization`: of weights that are kept as they lie in `directory`; there are no `tensors` then.
     """
 
     label: str
@@ -33,6 +37,8 @@ class Source:
     tensors: dict[str, torch.Tensor]
     tokenizer: PreTrainedTokenizerBase
     tokenizer_json: bytes
+    quantization: Quantization | None = None
+    directory: Path = Path()
 
 
 class _Dropped(io.StringIO):

@@ -2,6 +2,7 @@
 along.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from cache_store.layout import GROUP
@@ -10,7 +11,23 @@ from service.engine.models.errors import ArchitectureRefused
 SUPPORTED_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "granite")
 """Each is held against transformers by a test."""
 
+CARD_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite")
+"""Those that the exl2 engine computes too: a norm before attention and one before a MLP with a SiLU gate."""
+
 SUPPORTED_ROPE = ("default", "linear", "yarn", "llama3")
+
+_WHY_NOT = {
+    "its scores are soft-capped and it attends through sliding windows": ("gemma2",),
+    "it attends through sliding windows": ("gemma3", "gemma3_text", "cohere2", "gpt_oss", "olmo3", "exaone4"),
+    "attention and MLP run in parallel": ("cohere", "falcon", "gptj", "gpt_neox", "phi", "stablelm"),
+    "it is a mixture of experts": ("mixtral", "qwen2_moe", "qwen3_moe", "dbrx", "deepseek_v2", "deepseek_v3", "phimoe"),
+    "it has LayerNorm in place of RMSNorm": ("starcoder2", "nemotron"),
+    "its positions are learned, not rotary": ("gpt2", "gpt_bigcode", "opt"),
+    "its positions are biases on the scores (ALiBi)": ("bloom", "mpt"),
+    "its RoPE is multimodal (MRoPE)": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+    "it carries a state beside the KV cache": ("mamba", "mamba2", "rwkv", "jamba", "qwen3_next"),
+}
+"""Known types that are refused -> the feature that would be computed wrongly."""
 
 
 def check_architecture(config: Any) -> None:
@@ -19,13 +36,24 @@ def check_architecture(config: Any) -> None:
     A KV cache keeps keys after RoPE at fixed positions; a window, capped scores, a state beside the cache or
     a RoPE that changes with the length would make a restored snapshot answer wrongly without any error.
     """
-    if config.model_type not in SUPPORTED_TYPES:
-        raise ArchitectureRefused(
-            f"models of type {config.model_type} are not supported, only {', '.join(SUPPORTED_TYPES)}"
-        )
-    for reason in (_quantized(config), _windowed(config), _capped(config), _rope(config), _head_dim(config)):
-        if reason:
-            raise ArchitectureRefused(f"this {config.model_type} model is not supported: {reason}")
+    _refuse(config, SUPPORTED_TYPES, (_quantized, *_FEATURES))
+
+
+def check_card_engine(config: Any) -> None:
+    """`check_architecture` for the exl2 engine, which computes fewer types but reads EXL2 and GPTQ weights (those are
+    checked by `quantized.check_weights`)."""
+    _refuse(config, CARD_TYPES, (*_FEATURES, _activation, _partial_rope))
+
+
+def _refuse(config: Any, types: tuple[str, ...], features: tuple[Callable[[Any], str | None], ...]) -> None:
+    kind = config.model_type
+    if kind not in types:
+        why = next((f" ({why})" for why, kinds in _WHY_NOT.items() if kind in kinds), "")
+        where = " on the exl2 engine" if kind in SUPPORTED_TYPES else ""
+        raise ArchitectureRefused(f"models of type {kind} are not supported{where}{why}, only {', '.join(types)}")
+    for feature in features:
+        if reason := feature(config):
+            raise ArchitectureRefused(f"this {kind} model is not supported: {reason}")
 
 
 def head_dim(config: Any) -> int:
@@ -50,6 +78,16 @@ def _quantized(config: Any) -> str | None:
     return f"its weights are quantized ({getattr(method, 'value', method)}); import plain ones or a GGUF"
 
 
+def _experts(config: Any) -> str | None:
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    found = max(int(getattr(config, name, None) or 0) for name in names)
+    return f"it is a mixture of {found} experts" if found > 1 else None
+
+
+def _alibi(config: Any) -> str | None:
+    return "its positions are biases on the scores (ALiBi)" if getattr(config, "alibi", None) else None
+
+
 def _windowed(config: Any) -> str | None:
     kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
     if kinds:
@@ -62,7 +100,9 @@ def _windowed(config: Any) -> str | None:
 
 
 def _capped(config: Any) -> str | None:
-    return "its attention scores are soft-capped" if getattr(config, "attn_logit_softcapping", None) else None
+    if getattr(config, "attn_logit_softcapping", None):
+        return "its attention scores are soft-capped"
+    return "its logits are soft-capped" if getattr(config, "final_logit_softcapping", None) else None
 
 
 def _rope(config: Any) -> str | None:
@@ -76,3 +116,19 @@ def _rope(config: Any) -> str | None:
 def _head_dim(config: Any) -> str | None:
     width = head_dim(config)
     return f"its head dim {width} is not a multiple of {GROUP}" if width % GROUP else None
+
+
+def _activation(config: Any) -> str | None:
+    """exllamav2 computes the one that a type usually has, whatever the config says."""
+    name = getattr(config, "hidden_act", "silu")
+    return None if name in ("silu", "swish") else f"its activation is {name}, the exl2 engine computes silu"
+
+
+def _partial_rope(config: Any) -> str | None:
+    share = config.rope_parameters.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    if share is None or share == 1:
+        return None
+    return f"RoPE turns only {share:g} of each head, the exl2 engine turns all of it"
+
+
+_FEATURES = (_experts, _alibi, _windowed, _capped, _rope, _head_dim)

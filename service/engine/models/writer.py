@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from service.engine.models.quantized import Quantization, check_weights, keep_files
 from service.engine.models.source import Progress, Source
 
 SHARD_NBYTES = 4 << 30
@@ -24,10 +25,24 @@ def write_model(
     tensors = _distinct(source.tensors)
     _write_weights(tensors, directory, dtype, progress, shard_nbytes)
     _write_config(source, directory, dtype)
+    _write_texts(source, directory)
+    return sum(t.numel() for t in tensors.values())
+
+
+def keep_model(source: Source, quantization: Quantization, directory: Path, progress: Progress) -> int:
+    """Put a model with quantized weights into a directory as `write_model` does, the weights as they are. Gives the
+    number of parameters. Raises SourceRefused for weights that exllamav2 does not read."""
+    progress("writing", 0, 1)
+    keep_files(source.directory, quantization, directory)
+    _write_texts(source, directory)
+    progress("writing", 1, 1)
+    return check_weights(directory, quantization, source.config.num_hidden_layers)
+
+
+def _write_texts(source: Source, directory: Path) -> None:
     (directory / "tokenizer.json").write_bytes(source.tokenizer_json)
     if template := chat_template(source):
         (directory / TEMPLATE_NAME).write_text(template, encoding="utf-8")
-    return sum(t.numel() for t in tensors.values())
 
 
 def chat_template(source: Source) -> str:

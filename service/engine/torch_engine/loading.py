@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from service.engine.models.card import ModelCard, load_card
+from service.engine.models.card import ModelCard, check_engine, load_card
 from service.engine.torch_engine.linear import use_row_linears
 from service.engine.torch_engine.plan import NAME
 
@@ -36,6 +36,7 @@ def load_model(model_dir: Path, compute_dtype: str, device: str) -> LoadedModel:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.disable_progress_bar()  # its bar would run through answers and logs
     card = load_card(model_dir)
+    check_engine(card, "torch")
     dtype = DTYPES[compute_dtype]
     model: Any = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=dtype, attn_implementation=NAME, local_files_only=True

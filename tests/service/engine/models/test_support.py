@@ -5,7 +5,14 @@ from transformers import AutoConfig
 
 from service.engine.models.errors import ArchitectureRefused
 from service.engine.models.rope import rope_digest
-from service.engine.models.support import check_architecture, head_dim, max_context
+from service.engine.models.support import (
+    CARD_TYPES,
+    SUPPORTED_TYPES,
+    check_architecture,
+    check_card_engine,
+    head_dim,
+    max_context,
+)
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
 SIZES |= {"intermediate_size": 32, "vocab_size": 64, "max_position_embeddings": 1000}
@@ -34,8 +41,18 @@ def test_plain_causal_models_pass(kind: str, changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("gemma2", {}, "type gemma2"),
+        ("gemma2", {}, r"type gemma2 are not supported \(its scores are soft-capped"),
         ("mamba", {}, "type mamba"),
+        ("cohere", {}, "in parallel"),
+        ("mixtral", {}, "mixture of experts"),
+        ("bloom", {}, "ALiBi"),
+        ("starcoder2", {}, "LayerNorm"),
+        ("gpt2", {}, "learned"),
+        ("qwen2_vl", {}, "MRoPE"),
+        ("bert", {}, "type bert are not supported, only llama"),
+        ("llama", {"num_local_experts": 8}, "mixture of 8 experts"),
+        ("llama", {"alibi": True}, "ALiBi"),
+        ("llama", {"final_logit_softcapping": 30.0}, "logits are soft-capped"),
         ("mistral", {"sliding_window": 999}, "sliding window of 999"),
         (
             "qwen2",
@@ -54,9 +71,40 @@ def test_plain_causal_models_pass(kind: str, changes: dict[str, Any]) -> None:
     ],
 )
 def test_what_the_engine_would_compute_wrongly_is_refused(kind: str, changes: dict, message: str) -> None:
-    changed = AutoConfig.for_model(kind) if kind in ("gemma2", "mamba") else config(kind, **changes)
+    changed = config(kind, **changes) if kind in SUPPORTED_TYPES else AutoConfig.for_model(kind)
     with pytest.raises(ArchitectureRefused, match=message):
         check_architecture(changed)
+
+
+QUANTIZED = {"quantization_config": {"quant_method": "exl2", "bits": 4.0}}
+
+
+@pytest.mark.parametrize("kind", CARD_TYPES)
+def test_the_card_engine_takes_plain_and_quantized_models(kind: str) -> None:
+    check_card_engine(config(kind))
+    check_card_engine(config(kind, **QUANTIZED))
+    with pytest.raises(ArchitectureRefused, match="exl2"):
+        check_architecture(config(kind, **QUANTIZED))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("olmo2", {}, "type olmo2 are not supported on the exl2 engine"),
+        ("gemma2", {}, "soft-capped"),
+        ("llama", {"hidden_act": "gelu"}, "activation is gelu"),
+        ("mistral", {"sliding_window": 999}, "sliding window of 999"),
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "only 0.5 of each head",
+        ),
+    ],
+)
+def test_what_the_card_engine_would_compute_wrongly_is_refused(kind: str, changes: dict, message: str) -> None:
+    changed = config(kind, **changes) if kind in SUPPORTED_TYPES else AutoConfig.for_model(kind)
+    with pytest.raises(ArchitectureRefused, match=message):
+        check_card_engine(changed)
 
 
 def test_yarn_extends_the_context() -> None:
