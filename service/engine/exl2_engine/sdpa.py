@@ -65,10 +65,11 @@ def agrees(out: Tensor, lse: Tensor, true_out: Tensor, true_lse: Tensor, toleran
 
 
 def exact(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention and log-sum-exp in FP64, of all scores at once: for comparisons."""
+    """Attention and log-sum-exp in FP64, of all scores at once: for comparisons. `causal`: the rows are the last of
+    the tokens."""
     scores = q.double() @ k.double().transpose(1, 2) * scale
     if causal:
-        hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
+        hidden = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1 + k.shape[1] - q.shape[1])
         scores = scores.masked_fill(hidden, -math.inf)
     return torch.softmax(scores, -1) @ v.double(), scores.logsumexp(-1)
 

@@ -10,6 +10,7 @@ from cache_store.layout import BLOCK_TOKENS, KVLayout, KVType
 from service.engine.exl2_engine import prefill_attention, sdpa
 from service.engine.exl2_engine.portable import PortableBackend
 from service.engine.exl2_engine.step import Step
+from tests.service.engine.exl2_engine.prefill_cases import chunk, empty_pool, exact_prefill, random
 
 TYPES = list(KVType)
 HALF = torch.float16
@@ -29,14 +30,6 @@ def make(request):
 
 def layout_of(kv_type, kv_heads=2, head_dim=64):
     return KVLayout(1, kv_heads, head_dim, kv_type)
-
-
-def random(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def empty_pool(layout, n_blocks):
-    return torch.full((n_blocks, layout.record_nbytes(BLOCK_TOKENS)), 0xA5, dtype=torch.uint8)
 
 
 def stored(k, v, layout):
@@ -177,33 +170,6 @@ def test_append_writes_the_rows_that_have_a_place_and_nothing_else(make, tail_at
             tails[2][slot, :, at], tails[3][slot, :, at] = k[row], v[row]
     assert torch.equal(tails[0], tails[2])
     assert torch.equal(tails[1], tails[3])
-
-
-def chunk(layout, n_past, n, heads, dtype=torch.float32):
-    """A random transformed chunk behind a random encoded past: q, k, v, pool, blocks."""
-    kv_heads, d = layout.n_kv_heads, layout.head_dim
-    pool = empty_pool(layout, layout.n_blocks(n_past) + 1)
-    blocks = torch.arange(layout.n_blocks(n_past), 0, -1, dtype=torch.int32)
-    past = random(2, n_past, kv_heads, d)
-    PortableBackend(layout, "cpu").encode(*past, pool, blocks)
-    q, k, v = random(n, heads, d, seed=1), random(n, kv_heads, d, seed=2), random(n, kv_heads, d, seed=3)
-    return *(x.to(dtype) for x in (q, k, v)), pool, blocks
-
-
-def exact_prefill(layout, q, k, v, pool, blocks, n_past, scale, *, causal=True):
-    """FP64 attention over the past's decoded values and the chunk, transformed back."""
-    heads, n = q.shape[1], q.shape[0]
-    past_k, past_v = (torch.empty(layout.n_kv_heads, n_past, layout.head_dim) for _ in range(2))
-    PortableBackend(layout, "cpu").decode(pool, blocks, n_past, past_k, past_v)
-    keys, values = (
-        torch.cat((p, x.float().transpose(0, 1)), 1).double().repeat_interleave(heads // layout.n_kv_heads, 0)
-        for p, x in ((past_k, k), (past_v, v))
-    )
-    scores = q.double().transpose(0, 1) @ keys.transpose(1, 2) * scale
-    if causal:
-        scores[..., n_past:].masked_fill_(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf)
-    out = (torch.softmax(scores, -1) @ values).transpose(0, 1)
-    return out if layout.kv_type is KVType.FP16 else rotate(out.float()).double()
 
 
 @pytest.mark.parametrize("kv_type", TYPES)
