@@ -1,0 +1,84 @@
+"""Blocks of documents on the card: one allocation per layer, blocks taken and given back, nothing else in it.
+
+A block has the same number in every layer. It belongs to one document at a time, which any number of sequences read.
+"""
+
+import torch
+from torch import Tensor
+
+from cache_store.layout import KVLayout
+
+
+class PoolExhausted(MemoryError):
+    """There are fewer free blocks than a document needs."""
+
+
+class Document:
+    """Blocks of one document, in order. `blocks` is int32 on the device. `n_tokens` of `capacity` tokens are there."""
+
+    def __init__(self, block_ids: list[int], capacity: int, nbytes: int, device: torch.device) -> None:
+        self.block_ids = block_ids
+        self.blocks = torch.tensor(block_ids, dtype=torch.int32).to(device)
+        self.capacity = capacity
+        self.nbytes = nbytes
+        self.n_tokens = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.n_tokens == self.capacity
+
+
+class BlockPool:
+    """`layers[i]` is layer i's blocks, uint8 ``[n_blocks, block bytes]``.
+
+    Allocated once. Raises what torch raises when the card has no room for it.
+    """
+
+    def __init__(self, layout: KVLayout, n_blocks: int, device: torch.device) -> None:
+        self.layout = layout
+        self.device = device
+        self.n_blocks = n_blocks
+        self.block_nbytes = block_nbytes(layout)
+        shape = (n_blocks, layout.record_nbytes(layout.block_tokens))
+        # Zeros: kernels read a partial block's whole tiles and mask what they compute, and 0 times NaN is NaN.
+        self.layers = [torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(layout.n_layers)]
+        self._free = list(range(n_blocks - 1, -1, -1))
+
+    @property
+    def n_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        return self.n_blocks * self.block_nbytes
+
+    def document_nbytes(self, n_tokens: int) -> int:
+        """Bytes that a document of `n_tokens` tokens takes: whole blocks, at least one."""
+        return max(self.layout.n_blocks(n_tokens), 1) * self.block_nbytes
+
+    def take(self, n_tokens: int) -> Document:
+        """Blocks for a document of `n_tokens` tokens. Raises PoolExhausted; nothing is taken then."""
+        n = max(self.layout.n_blocks(n_tokens), 1)
+        if n > len(self._free):
+            raise PoolExhausted(
+                f"a document of {n_tokens} tokens needs {n} blocks, free are {len(self._free)} of {self.n_blocks}"
+            )
+        ids = [self._free.pop() for _ in range(n)]
+        return Document(ids, n_tokens, n * self.block_nbytes, self.device)
+
+    def give_back(self, document: Document) -> None:
+        """Free a document's blocks, once; it has none afterwards."""
+        self._free.extend(reversed(document.block_ids))
+        document.block_ids = []
+        document.blocks = document.blocks[:0]
+        document.n_tokens = document.capacity = document.nbytes = 0
+
+    def wipe(self, blocks: Tensor) -> None:
+        """Zero `blocks` in every layer, so that nothing unusable stays where partial blocks leave bytes unwritten."""
+        for pool in self.layers:
+            pool.index_fill_(0, blocks.long(), 0)
+
+
+def block_nbytes(layout: KVLayout) -> int:
+    """Bytes of one block of 256 tokens over all layers."""
+    return layout.record_nbytes(layout.block_tokens) * layout.n_layers
