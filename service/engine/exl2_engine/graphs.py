@@ -48,8 +48,8 @@ class DecodeGraphs:
         self._capture = capture
         self._device = device
         self._max_tail = max_tail
-        self._rows = _bounds(ROWS, max_rows)
-        self._tokens = _bounds(CONTEXTS, max(max_tokens, 256))
+        self._rows = bounds(ROWS, max_rows)
+        self._tokens = bounds(CONTEXTS, max(max_tokens, 256))
         self._steps: dict[StepShape, tuple[Tensor, Captured]] = {}
         self.failure: str | None = None
         self.n_replayed = 0
@@ -104,8 +104,8 @@ class DecodeGraphs:
             log.warning("decode steps run without a CUDA graph: capturing %s failed", shape, exc_info=error)
 
 
-def _bounds(steps: tuple[int, ...], most: int) -> list[int]:
-    """Those of `steps` below `most`, and `most`."""
+def bounds(steps: tuple[int, ...], most: int) -> list[int]:
+    """Those of `steps` below `most`, and `most`: sizes that graphs are made for."""
     return [n for n in steps if n < most] + [most]
 
 

@@ -4,6 +4,7 @@
 Rows of a forward are independent of each other here, whatever sequences they belong to.
 """
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -25,6 +26,11 @@ class DecoderModel(Protocol):
     scale: float
     dtype: torch.dtype
     device: torch.device
+
+    def settle(self, row_counts: Iterable[int]) -> None:
+        """Do now what the first forwards of these numbers of rows would do once, such as measuring kernels: nothing
+        of it may happen while a forward is captured."""
+        ...
 
     def rope(self, layer: int) -> tuple[Tensor, float]:
         """Inverse frequencies FP32 ``[head_dim / 2]`` on the device, zeros for a layer without positions, and the

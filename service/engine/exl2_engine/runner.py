@@ -30,7 +30,10 @@ HEAD_ROWS = 256
 
 
 class Exl2Runner:
-    """A model over documents in a block pool and tails in slots. `loading.load_runner` makes one."""
+    """A model over documents in a block pool and tails in slots. `loading.load_runner` makes one.
+
+    `graphs`: captured decode steps, once there are any.
+    """
 
     def __init__(
         self,
@@ -41,14 +44,13 @@ class Exl2Runner:
         *,
         pool: BlockPool,
         tails: Tails,
-        n_slots: int,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
         self.name = card.name
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
         self.layout = pool.layout
         self.fingerprint = fingerprint(card, kv_type, self.compute_dtype, ENGINE_VERSION, chunk_tokens)
-        self.limits = RunnerLimits(card.max_context, chunk_tokens, n_slots, tails.capacity, card.vocab_size)
+        self.limits = RunnerLimits(card.max_context, chunk_tokens, tails.n_slots, tails.capacity, card.vocab_size)
         self.pool = pool
         self._model = model
         self._backend = backend
@@ -194,6 +196,8 @@ class Exl2Runner:
         packed = unpack(self._to_device(pack(plan, shape, pinned=self._on_card)), shape)
         x = self.hidden(packed)
         wanted = x.index_select(0, packed.wanted[: len(plan.wanted)])
+        if not len(wanted):
+            return torch.empty((0, self._model.vocab_size), device=self._device)
         if len(wanted) <= HEAD_ROWS:
             return self._model.head(wanted).float()
         return torch.cat([self._model.head(part).float().cpu() for part in wanted.split(HEAD_ROWS)])

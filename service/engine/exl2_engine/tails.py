@@ -10,6 +10,7 @@ class Tails:
     """`n_slots` tails of `capacity` tokens. `k[layer]`, `v[layer]`: ``[n_slots, n_kv_heads, capacity, head_dim]``."""
 
     def __init__(self, layout: KVLayout, n_slots: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.n_slots = n_slots
         self.capacity = capacity
         shape = (layout.n_layers, n_slots, layout.n_kv_heads, capacity, layout.head_dim)
         # Zeros: kernels read whole tiles and mask what they compute, and 0 times NaN is NaN.

@@ -1,0 +1,140 @@
+"""Makes a runner: memory planned, weights loaded, tails and pool allocated, decode steps captured, in that order."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cache_store.layout import KVLayout, KVType
+from service.engine.exl2_engine.backends import Choice, select_backend
+from service.engine.exl2_engine.exllama_loading import ROPE_ROWS
+from service.engine.exl2_engine.footprint import weights_footprint
+from service.engine.exl2_engine.graphs import ROWS, CudaCapture, DecodeGraphs, bounds
+from service.engine.exl2_engine.ledger import RESERVE_NBYTES, CardMemory, Ledger, Sizes, plan_memory
+from service.engine.exl2_engine.model import DecoderModel
+from service.engine.exl2_engine.pool import BlockPool, block_nbytes
+from service.engine.exl2_engine.runner import CHUNK_TOKENS, Exl2Runner
+from service.engine.exl2_engine.tails import Tails
+from service.engine.models.card import ModelCard, check_kv_type, load_card
+from service.engine.models.weights import tensor_spans
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator chose. `max_context` 0 is the model's own, as much of it as fits. `pool_nbytes` None takes all
+    that is left of a card; on a CPU it must be given. `graphs`: capture decode steps, on a card.
+
+    `max_rows`: sequences in one step, for which graphs are captured.
+    """
+
+    kv_type: KVType
+    n_slots: int = 16
+    tail_tokens: int = 2048
+    max_context: int = 0
+    max_rows: int = 8
+    chunk_tokens: int = CHUNK_TOKENS
+    backend: Choice = "auto"
+    reserve_nbytes: int = RESERVE_NBYTES
+    pool_nbytes: int | None = None
+    graphs: bool = True
+
+
+def load_runner(
+    model_dir: Path, options: Options, device: str = "cuda:0", phase_over: Callable[[str], None] = lambda name: None
+) -> Exl2Runner:
+    """A runner on a card, or on "cpu" in FP32. `phase_over` is told `load`, `tails` and `pool` as each is done.
+
+    Raises ModelError and its kinds (MemoryPlanRefused, UnsupportedModel), ValueError for a backend that does not run
+    here, ImportError without exllamav2.
+    """
+    card = load_card(model_dir)
+    layout = card.layout(options.kv_type)
+    check_kv_type(card, options.kv_type)
+    place = torch.device(device)
+    backend = select_backend(layout, place, options.backend)
+    if place.type == "cuda":
+        model, n_blocks = _on_card(model_dir, card, layout, options)
+    else:
+        model, n_blocks = _on_cpu(model_dir, layout, options)
+    phase_over("load")
+    tails = Tails(layout, options.n_slots, options.tail_tokens, model.dtype, place)
+    phase_over("tails")
+    pool = BlockPool(layout, n_blocks, place)
+    phase_over("pool")
+    runner = Exl2Runner(
+        model, backend, card, options.kv_type, pool=pool, tails=tails, chunk_tokens=options.chunk_tokens
+    )
+    if place.type == "cuda" and options.graphs:
+        capture_steps(runner, model, options)
+    return runner
+
+
+def capture_steps(runner: Exl2Runner, model: DecoderModel, options: Options) -> None:
+    """Capture decode steps of up to `max_rows` rows on documents as long as may be."""
+    longest = min(runner.limits.max_context, runner.pool.n_blocks * runner.layout.block_tokens)
+    graphs = DecodeGraphs(
+        runner.step_logits,
+        CudaCapture(model.device),
+        model.device,
+        max_rows=options.max_rows,
+        max_tokens=longest,
+        max_tail=options.tail_tokens,
+    )
+    with torch.inference_mode():
+        model.settle(graphs.rows)
+        graphs.capture_all()
+    runner.graphs = graphs
+    log.info("captured %d decode steps", graphs.n_graphs)
+
+
+def _on_card(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -> tuple[DecoderModel, int]:
+    from service.engine.exl2_engine.exllama import ExllamaModel
+
+    max_dq_elements = dq_elements(model_dir, card)
+    ledger = plan(model_dir, card, layout, options, max_dq_elements)
+    log.info("the card's memory:\n%s", ledger.table())
+    model = ExllamaModel.load(model_dir, max_rows=options.chunk_tokens, max_dq_elements=max_dq_elements)
+    n_blocks = ledger.pool_blocks
+    if options.pool_nbytes is not None:
+        n_blocks = min(n_blocks, options.pool_nbytes // ledger.block_nbytes)
+    return model, n_blocks
+
+
+def _on_cpu(model_dir: Path, layout: KVLayout, options: Options) -> tuple[DecoderModel, int]:
+    from service.engine.exl2_engine.plain import PlainModel
+
+    if options.pool_nbytes is None:
+        raise ValueError("without a card the memory for documents must be given")
+    return PlainModel.load(model_dir, torch.float32), options.pool_nbytes // block_nbytes(layout)
+
+
+def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options, max_dq_elements: int) -> Ledger:
+    """The memory plan of a model on the first card as it is now. Raises MemoryPlanRefused."""
+    sizes = Sizes(
+        max_context=min(options.max_context or card.max_context, card.max_context),
+        n_slots=options.n_slots,
+        tail_tokens=options.tail_tokens,
+        chunk_tokens=options.chunk_tokens,
+        rope_rows=ROPE_ROWS,
+        max_dq_elements=max_dq_elements,
+        graph_rows=tuple(bounds(ROWS, options.max_rows)) if options.graphs else (),
+        reserve_nbytes=options.reserve_nbytes,
+    )
+    config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    torch.cuda.init()
+    memory = CardMemory(*torch.cuda.mem_get_info(0))
+    required = bool(options.max_context)
+    return plan_memory(tensor_spans(model_dir), config, layout, sizes, memory, require_context=required)
+
+
+def dq_elements(model_dir: Path, card: ModelCard) -> int:
+    """How many quantized weights exllamav2 should be able to turn to FP16 at once: any matrix of a layer, whose inputs
+    it counts in steps of 128. Not the head, which would take a gigabyte and rarely has many rows."""
+    config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    widest = max(config["hidden_size"], config["intermediate_size"], card.n_heads * card.head_dim)
+    return weights_footprint(tensor_spans(model_dir), share_head=True).largest_matrix + 128 * widest
