@@ -31,7 +31,7 @@ class ExllamaModel:
 
     def __init__(self, spec: ModelSpec, modules: Any, max_rows: int) -> None:
         """`modules`: exllamav2's model (`load_modules`). Raises UnsupportedModel for a projection without weights."""
-        from exllamav2.ext import exllamav2_ext, none_tensor
+        from exllamav2.ext import exllamav2_ext, none_tensor  # pyright: ignore[reportMissingImports]
 
         self.spec = spec
         self.device = torch.device("cuda", 0)

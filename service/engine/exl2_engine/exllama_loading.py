@@ -37,7 +37,7 @@ def load_modules(model_dir: Path, spec: ModelSpec, max_rows: int, max_dq_element
     `max_dq_elements`: quantized weights that are turned to FP16 at once for many rows; matrices beyond it take its slow
     way. Raises UnsupportedModel when a projection has no weights that exllamav2 can read.
     """
-    from exllamav2 import ExLlamaV2, ExLlamaV2Config
+    from exllamav2 import ExLlamaV2, ExLlamaV2Config  # pyright: ignore[reportMissingImports]
 
     _check_sizes(spec)
     stream = torch.cuda.current_stream()
