@@ -37,7 +37,9 @@ class Settings(BaseSettings):
         description="Files, snapshots, models and the database live below it.",
     )
     model: str = Field("demo", description="Name of an imported model, or a path to its directory.")
-    engine: Literal["torch", "fake"] = Field("torch", description="`torch`; or `fake`, no model, to try the API.")
+    engine: Literal["torch", "exl2", "fake"] = Field(
+        "torch", description="`torch`; `exl2`, on an NVIDIA card; or `fake`, no model, to try the API."
+    )
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "auto", description="Weights and compute of the torch engine."
     )
@@ -47,7 +49,15 @@ class Settings(BaseSettings):
         0, ge=0, description="Tokens of document, turns and answer together; 0 takes the model's own."
     )
     max_batch: int = Field(4, ge=1, le=256, description="Answers computed in one forward.")
-    resident_bytes: int = Field(2 * GIB, ge=0, description="Memory for documents' KV kept between questions.")
+    resident_bytes: int = Field(
+        2 * GIB, ge=0, description="Memory for documents' KV kept between questions, of the torch engine."
+    )
+    gpu_reserve_bytes: int = Field(
+        GIB, ge=0, description="Memory of the card left free; documents get the rest, of the exl2 engine."
+    )
+    attention_backend: Literal["auto", "triton", "portable"] = Field(
+        "auto", description="Attention of the exl2 engine: kernels for sm_80 and newer, or plain torch."
+    )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8420, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")

@@ -17,7 +17,7 @@ def check_start(settings: Settings) -> None:
 
     Raises ModelError, Conflict, OSError.
     """
-    if settings.engine == "torch":
+    if settings.engine != "fake":
         load_card(settings.model_dir)
     datadir.prepare(settings)
     datadir.lock(settings.data_dir).close()

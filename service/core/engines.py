@@ -19,6 +19,8 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_context=settings.max_context,
         max_batch=settings.max_batch,
         threads=settings.threads,
+        gpu_reserve_nbytes=settings.gpu_reserve_bytes,
+        attention_backend=settings.attention_backend,
         # Answers have been ended by then; SIGTERM to exit must stay well under ten seconds.
         drain_s=min(2.0, settings.shutdown_grace_s),
     )

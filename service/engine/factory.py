@@ -6,7 +6,7 @@ Importing this module is cheap; torch and the model are loaded by `open_host`.
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -24,10 +24,14 @@ BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to make an engine; crosses to the engine process as JSON.
 
-    `engine`: "torch", or "fake" (no model; `model_dir` may be "", then tokens are bytes). `compute_dtype`
-    "auto" takes what is faster here. `disk_budget_nbytes` None is no limit. `max_context` and `threads` 0
-    take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more sessions keep their
-    turns in memory. `fake_script`: token ids of every answer of a fake engine.
+    `engine`: "torch"; "exl2", on an NVIDIA card; or "fake" (no model; `model_dir` may be "", then tokens are bytes).
+    `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
+    `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
+    sessions keep their turns in memory. `fake_script`: token ids of every answer of a fake engine.
+
+    Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
+    documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
+    unless that is 0. `attention_backend`: "auto", "triton", "portable".
     """
 
     store_dir: str
@@ -44,6 +48,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tail_tokens: int = 2048
     threads: int = 0
     drain_s: float = 5.0
+    device: str = "cuda:0"
+    attention_backend: Literal["auto", "triton", "portable"] = "auto"
+    gpu_reserve_nbytes: int = 1 << 30
+    gpu_pool_nbytes: int = 0
+    cuda_graphs: bool = True
     fake_script: list[int] = []
     fake_step_s: float = 0.0
     fake_layer_s: float = 0.0
@@ -53,9 +62,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def open_host(config: EngineConfig) -> "EngineHost":
     """Load the model and open the store: seconds. Raises ModelError, OSError, ValueError."""
-    make = {"torch": _torch_parts, "fake": _fake_parts}.get(config.engine)
+    make = {"torch": _torch_parts, "exl2": _exl2_parts, "fake": _fake_parts}.get(config.engine)
     if make is None:
-        raise ValueError(f"no engine {config.engine!r}: it is torch or fake")
+        raise ValueError(f"no engine {config.engine!r}: it is torch, exl2 or fake")
     from cache_store.store import SnapshotStore
     from service.engine.host.host import EngineHost
 
@@ -73,10 +82,16 @@ def open_host(config: EngineConfig) -> "EngineHost":
         store,
         decoder,
         end_ids,
-        resident_budget_nbytes=config.resident_budget_nbytes,
+        resident_budget_nbytes=_resident_budget(config, runner),
         max_batch=config.max_batch,
         engine=config.engine,
     )
+
+
+def _resident_budget(config: EngineConfig, runner: "Runner") -> int:
+    """Memory for documents: a runner that has allocated it already says how much that is."""
+    pool = getattr(runner, "pool", None)
+    return config.resident_budget_nbytes if pool is None else pool.nbytes
 
 
 def resolve_dtype(compute_dtype: str) -> str:
@@ -122,6 +137,29 @@ def _torch_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]
         tail_tokens=config.tail_tokens,
         threads=config.threads or None,
     )
+    return runner, Tokenizer.load(model_dir), frozenset(card.eos_token_ids)
+
+
+def _exl2_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]":
+    from service.engine.exl2_engine.loading import Options, load_runner
+    from service.engine.models.card import load_card
+    from service.engine.tokenizer import Tokenizer
+
+    model_dir = Path(config.model_dir)
+    card = load_card(model_dir)
+    on_cpu = config.device == "cpu"
+    options = Options(
+        kv_type=KVType(config.kv_type),
+        n_slots=_n_slots(config),
+        tail_tokens=config.tail_tokens,
+        max_context=config.max_context,
+        max_rows=config.max_batch,
+        backend=config.attention_backend,
+        reserve_nbytes=config.gpu_reserve_nbytes,
+        pool_nbytes=config.resident_budget_nbytes if on_cpu else config.gpu_pool_nbytes or None,
+        graphs=config.cuda_graphs,
+    )
+    runner = load_runner(model_dir, options, config.device)
     return runner, Tokenizer.load(model_dir), frozenset(card.eos_token_ids)
 
 

@@ -8,7 +8,7 @@ Between the two stand the scheduler (continuous batching, sampling, text) and th
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout
@@ -125,6 +125,15 @@ class Runner(Protocol):
     def forward(self, batch: Sequence[Rows]) -> list[Any]:
         """One step for several sequences. Gives per sequence a float32 CPU tensor
         ``[len(tokens) - logits_from, vocab]``."""
+        ...
+
+
+@runtime_checkable
+class SizesDocuments(Protocol):
+    """What a runner adds whose documents take other sizes than their tokens times one token's bytes."""
+
+    def document_nbytes(self, n_tokens: int) -> int:
+        """Bytes of a document of `n_tokens` tokens, as it will be counted against the budget for documents."""
         ...
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.engine.messages import DocumentRef, ReleaseDone
-from service.engine.protocol import Runner
+from service.engine.protocol import Runner, SizesDocuments
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
 from service.engine.scheduler.errors import SchedulerClosed
 from service.engine.scheduler.loop import Scheduler
@@ -53,7 +53,7 @@ class Residency:
         self._changed = threading.Condition()
         self._entries: dict[DocumentRef, ResidentDocument] = {}
         self._nbytes = 0
-        self._token_nbytes = scheduler.run(_measure_token, runner)
+        self._size_of: Callable[[int], int] = scheduler.run(_measure, runner)
 
     @property
     def n_documents(self) -> int:
@@ -136,7 +136,7 @@ class Residency:
 
     def _reserve(self, ref: DocumentRef, digest: str, n_tokens: int) -> ResidentDocument | None:
         """A new entry if it fits after evicting what nobody uses, else None."""
-        nbytes = n_tokens * self._token_nbytes
+        nbytes = self._size_of(n_tokens)
         if nbytes > self._budget:
             raise DocumentTooLarge(
                 f"the document needs {nbytes} bytes of memory ({n_tokens} tokens), "
@@ -190,10 +190,14 @@ class Residency:
             self._changed.notify_all()
 
 
-def _measure_token(runner: Runner) -> int:
-    """Bytes of a document's token in memory; runners keep it decoded, so the layout does not say."""
+def _measure(runner: Runner) -> Callable[[int], int]:
+    """Bytes of a document in memory by its tokens. A runner that hands out whole blocks says so itself
+    (`document_nbytes`); others keep documents decoded, so the layout does not say, and one is measured."""
+    if isinstance(runner, SizesDocuments):
+        return runner.document_nbytes
     n_tokens = runner.limits.chunk_tokens
     document = runner.new_document(n_tokens)
     nbytes = document.nbytes
     runner.free_document(document)
-    return -(-nbytes // n_tokens)
+    token_nbytes = -(-nbytes // n_tokens)
+    return lambda n: n * token_nbytes

@@ -59,9 +59,7 @@ def as_bytes(blocks):
 
 @pytest.mark.parametrize("kv_type", list(KVType))
 @pytest.mark.parametrize("n_document", [1, 255, 256, 257, 1100])
-def test_it_predicts_what_the_torch_engine_predicts(
-    make_runner, torch_runner, ids, read_document, kv_type, n_document
-):
+def test_it_predicts_what_the_torch_engine_predicts(make_runner, torch_runner, ids, read_document, kv_type, n_document):
     tokens, question = ids(n_document), ids(9, seed=1)
     ours, reference = make_runner(kv_type), torch_runner(kv_type)
     document, blocks = read_document(ours, tokens)
