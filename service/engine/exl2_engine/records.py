@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cache_store.layout import KVLayout
+from service.engine.exl2_engine.restore import spread
 
 
 def part_ranges(layout: KVLayout, n_tokens: int) -> list[tuple[int, int]]:
@@ -19,31 +20,14 @@ def part_ranges(layout: KVLayout, n_tokens: int) -> list[tuple[int, int]]:
     return ranges
 
 
-def unpack_partial(record: Tensor, n_tokens: int, layout: KVLayout) -> Tensor:
-    """A whole block (uint8, one dim) from the record of fewer tokens; the tokens after them are zero."""
-    block = torch.zeros(layout.record_nbytes(layout.block_tokens), dtype=torch.uint8, device=record.device)
-    for whole, packed in _parts(block, record, n_tokens, layout):
-        whole[:, :n_tokens] = packed
-    return block
-
-
 def pack_partial(block: Tensor, n_tokens: int, layout: KVLayout) -> Tensor:
-    """The record (uint8, one dim) of the first `n_tokens` tokens of a block."""
+    """The record (uint8, one dim) of the first `n_tokens` tokens of a block. `restore.spread` is the way back."""
     record = torch.empty(layout.record_nbytes(n_tokens), dtype=torch.uint8, device=block.device)
-    for whole, packed in _parts(block, record, n_tokens, layout):
-        packed.copy_(whole[:, :n_tokens])
+    heads, whole = layout.n_kv_heads, layout.block_tokens
+    for (a, b), (c, d) in zip(part_ranges(layout, whole), part_ranges(layout, n_tokens), strict=True):
+        if a < b:
+            record[c:d].view(heads, n_tokens, -1).copy_(block[a:b].view(heads, whole, -1)[:, :n_tokens])
     return record
-
-
-def _parts(block: Tensor, record: Tensor, n_tokens: int, layout: KVLayout) -> list[tuple[Tensor, Tensor]]:
-    """Views ``[n_kv_heads, 256, bytes]`` and ``[n_kv_heads, n_tokens, bytes]`` of each part."""
-    heads = layout.n_kv_heads
-    pairs = zip(part_ranges(layout, layout.block_tokens), part_ranges(layout, n_tokens), strict=True)
-    return [
-        (block[a:b].view(heads, layout.block_tokens, -1), record[c:d].view(heads, n_tokens, -1))
-        for (a, b), (c, d) in pairs
-        if a < b
-    ]
 
 
 def any_bad(blocks: Tensor, layout: KVLayout) -> Tensor:
@@ -59,24 +43,18 @@ def any_bad(blocks: Tensor, layout: KVLayout) -> Tensor:
     return bad
 
 
-def write_records(pool: Tensor, layout: KVLayout, blocks: Tensor, records: Tensor, n_tokens: int) -> None:
-    """Store consecutive records of a layer (uint8, one dim, any device) as blocks of ``[n_blocks, bytes]``.
+def unpack(records: Tensor, n_tokens: int, layout: KVLayout, blocks: Tensor) -> None:
+    """Lay consecutive records of a layer (uint8, one dim, any device) out as blocks ``[>= n, bytes]``.
 
-    The last record may be partial. Raises ValueError when the bytes or `blocks` are not those of `n_tokens` tokens.
+    The last record may be partial. Raises ValueError when the bytes are not those of `n_tokens` tokens.
     """
     full, rest = divmod(n_tokens, layout.block_tokens)
     nbytes = layout.record_nbytes(layout.block_tokens)
-    expected = full * nbytes + (layout.record_nbytes(rest) if rest else 0)
-    if records.numel() != expected or len(blocks) != full + bool(rest):
-        raise ValueError(
-            f"{n_tokens} tokens are {expected} bytes in {full + bool(rest)} blocks, not {records.numel()} bytes in "
-            f"{len(blocks)} blocks"
-        )
-    if full:
-        pool.index_copy_(0, blocks[:full].long(), records[: full * nbytes].view(full, nbytes).to(pool.device))
+    if records.numel() != full * nbytes + layout.record_nbytes(rest):
+        raise ValueError(f"{records.numel()} bytes are not the records of {n_tokens} tokens")
+    blocks[:full].copy_(records[: full * nbytes].view(full, nbytes))
     if rest:
-        block = unpack_partial(records[full * nbytes :], rest, layout)
-        pool.index_copy_(0, blocks[full:].long(), block[None].to(pool.device))
+        spread(records[full * nbytes :].to(blocks.device), rest, layout, blocks[full])
 
 
 def as_tensor(records: bytes | bytearray | memoryview) -> Tensor:

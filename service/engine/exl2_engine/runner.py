@@ -11,13 +11,18 @@ import torch
 from torch import Tensor
 
 from cache_store.layout import KVType
+from cache_store.pieces import Buffers
 from service.engine.exl2_engine.backend import KVBackend
+from service.engine.exl2_engine.copies import CopyStream
 from service.engine.exl2_engine.export import Export, Pace
 from service.engine.exl2_engine.graphs import DecodeGraphs
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, Document
-from service.engine.exl2_engine.records import as_tensor, write_records
+from service.engine.exl2_engine.records import as_tensor
+from service.engine.exl2_engine.records import unpack as unpack_records
+from service.engine.exl2_engine.restore import BlockLoader
 from service.engine.exl2_engine.rows import PackedStep, RowPlan, StepShape, pack, plan_rows, unpack
+from service.engine.exl2_engine.step import Step
 from service.engine.exl2_engine.tails import Tails
 from service.engine.models.card import ModelCard, fingerprint
 from service.engine.protocol import Rows, RunnerLimits
@@ -57,7 +62,9 @@ class Exl2Runner:
         self._tails = tails
         self._device = model.device
         self._on_card = model.device.type == "cuda"
-        self._copies = torch.cuda.Stream(model.device) if self._on_card else None
+        self._exports = torch.cuda.Stream(model.device) if self._on_card else None
+        self._loader = BlockLoader(pool.layers, pool.layout, CopyStream(model.device))
+        self._fused_append = getattr(backend, "fused_append", None)
         self._scratch: Tensor | None = None
         self.graphs: DecodeGraphs | None = None
 
@@ -72,9 +79,12 @@ class Exl2Runner:
 
     def new_document(self, n_tokens: int) -> Document:
         """Raises PoolExhausted when there are too few free blocks."""
-        return self.pool.take(n_tokens)
+        document = self.pool.take(n_tokens)
+        self._loader.begin()
+        return document
 
     def free_document(self, document: Document) -> None:
+        self._loader.end()  # copies of a restore that was given up still write to its blocks
         self.pool.give_back(document)
 
     @torch.inference_mode()
@@ -103,7 +113,7 @@ class Exl2Runner:
         self, document: Document, own: Tensor, tokens: Sequence[int], between_layers: Callable[[], None] | None
     ) -> Export:
         model, backend, past, n = self._model, self._backend, document.n_tokens, len(tokens)
-        export, pace = Export(self.layout, n, self._device, self._copies), Pace(self._device)
+        export, pace = Export(self.layout, n, self._device, self._exports), Pace(self._device)
         positions = torch.arange(past, past + n, dtype=torch.int32, device=self._device)
         x = model.embed(self._to_device(torch.tensor(tokens, dtype=torch.int32)))
         for layer, pool in enumerate(self.pool.layers):
@@ -119,16 +129,20 @@ class Exl2Runner:
                 between_layers()
         return export
 
+    @property
+    def load_buffers(self) -> Buffers:
+        """Page-locked memory to read snapshots into."""
+        return self._loader.buffers
+
     @torch.inference_mode()
     def load_blocks(self, document: Document, layer: int, first_token: int, records: memoryview, n_tokens: int) -> None:
         """Raises ValueError when the records are not those of `n_tokens` tokens from a block's first on."""
-        first, off = divmod(first_token, self.layout.block_tokens)
-        if off or first_token + n_tokens > document.capacity:
+        if first_token % self.layout.block_tokens or first_token + n_tokens > document.capacity:
             raise ValueError(f"{n_tokens} tokens at {first_token} are not blocks of a document of {document.capacity}")
-        blocks = document.blocks[first : first + self.layout.n_blocks(n_tokens)]
-        write_records(self.pool.layers[layer], self.layout, blocks, as_tensor(records), n_tokens)
+        self._loader.load(document.block_ids, layer, first_token, records, n_tokens)
 
     def finish_load(self, document: Document, n_tokens: int) -> None:
+        self._loader.end()
         document.n_tokens = n_tokens
 
     def new_tail(self) -> int:
@@ -150,7 +164,7 @@ class Exl2Runner:
             raise ValueError(f"tokens {first} to {last} are not in a tail of {self._tails.length(slot)}")
         n, backend = last - first, self._backend
         pool, blocks = self._scratch_blocks(n)
-        export = Export(self.layout, n, self._device, self._copies)
+        export = Export(self.layout, n, self._device, self._exports)
         for layer in range(self.layout.n_layers):
             k, v = self._tails.tokens(layer, slot, first, last)
             backend.encode(k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous(), pool, blocks)
@@ -165,7 +179,7 @@ class Exl2Runner:
         pool, numbers = self._scratch_blocks(n_tokens)
         for layer in range(self.layout.n_layers):
             records = as_tensor(bytearray().join(block[layer] for block in blocks))
-            write_records(pool, self.layout, numbers, records, n_tokens)
+            unpack_records(records, n_tokens, self.layout, pool)
             self._backend.decode(pool, numbers, n_tokens, *self._tails.tokens(layer, slot, end - n_tokens, end))
         self._tails.extend(slot, n_tokens)
 
@@ -207,11 +221,20 @@ class Exl2Runner:
         model, backend, step, tails = self._model, self._backend, packed.step, self._tails
         x = model.embed(packed.ids)
         for layer, pool in enumerate(self.pool.layers):
-            q, k, v = self._rotated_qkv(layer, x, step.positions)
-            backend.append(step, k, v, tails.k[layer], tails.v[layer])
+            q = self._append(layer, x, step)
             out = backend.attend(step, q, pool, tails.k[layer], tails.v[layer], model.scale)
             x = model.mlp(layer, model.attention_out(layer, out, x))
         return x
+
+    def _append(self, layer: int, x: Tensor, step: Step) -> Tensor:
+        """Write the rows' keys and values to their tails; gives the queries as attention takes them."""
+        tail_k, tail_v = self._tails.k[layer], self._tails.v[layer]
+        if self._fused_append is not None:
+            q, k, v = self._model.qkv(layer, x)
+            return self._fused_append(q, k, v, step, *self._model.rope(layer), tail_k, tail_v)
+        q, k, v = self._rotated_qkv(layer, x, step.positions)
+        self._backend.append(step, k, v, tail_k, tail_v)
+        return q
 
     def step_logits(self, packed: PackedStep) -> Tensor:
         """Logits FP32 ``[R, vocab]`` of every row: the body of a captured decode step."""
