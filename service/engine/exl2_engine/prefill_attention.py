@@ -62,6 +62,15 @@ class PrefillAttention:
         # Transposed queries, two partial results, the merged one in FP32, repeated keys and values of the chunk.
         return kv + rows * (5 * itemsize + 4)
 
+    def warm_up(self, n_heads: int, n: int, device: torch.device | str, dtype: torch.dtype = torch.float16) -> None:
+        """Attend once to pieces of every length with chunks of `n` tokens, so that kernels are compiled and cuDNN's
+        plans made before a document waits for them."""
+        layout, n_past = self.layout, 2 * PIECE_TOKENS - _LEAST_PIECE
+        pool = torch.zeros(1, layout.record_nbytes(BLOCK_TOKENS), dtype=torch.uint8, device=device)
+        blocks = torch.zeros(layout.n_blocks(n_past), dtype=torch.int32, device=device)
+        q, kv = (torch.zeros(n, h, layout.head_dim, dtype=dtype, device=device) for h in (n_heads, layout.n_kv_heads))
+        self(q, kv, kv, pool, blocks, n_past, 1.0)
+
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, blocks: Tensor, n_past: int, scale: float
     ) -> Tensor:

@@ -94,15 +94,15 @@ def test_what_cannot_be_stored_gets_a_nan_scale(make, kv_type, bad):
 @pytest.mark.parametrize("kv_type", TYPES)
 @pytest.mark.parametrize(("n", "dtype"), [(1, torch.float32), (257, HALF)])
 def test_decoding_gives_the_codecs_values(make, kv_type, n, dtype):
-    layout = layout_of(kv_type, kv_heads=3, head_dim=96)
+    layout = layout_of(kv_type, kv_heads=1, head_dim=96)
     pool = empty_pool(layout, 3)
     backend = make(layout)
     blocks = torch.tensor([2, 1], dtype=torch.int32)[: layout.n_blocks(n)]
-    k, v = random(n, 3, 96), random(n, 3, 96, seed=1)
+    k, v = random(n, 1, 96), random(n, 1, 96, seed=1)
     backend.encode(k, v, pool, blocks)
-    out_k, out_v = (torch.full((3, n + 5, 96), math.nan, dtype=dtype) for _ in range(2))
+    out_k, out_v = (torch.full((1, n + 5, 96), math.nan, dtype=dtype) for _ in range(2))
     backend.decode(pool, blocks, n, out_k, out_v)
-    expected_k, expected_v = torch.empty(3, n, 96, dtype=dtype), torch.empty(3, n, 96, dtype=dtype)
+    expected_k, expected_v = torch.empty(1, n, 96, dtype=dtype), torch.empty(1, n, 96, dtype=dtype)
     data = b"".join(stored(k, v, layout))
     rotated = kv_type is not KVType.FP16
     decode_records(data, n, layout, out_k=expected_k, out_v=expected_v, rotated=rotated)
@@ -173,7 +173,7 @@ def test_append_writes_the_rows_that_have_a_place_and_nothing_else(make, tail_at
 
 
 @pytest.mark.parametrize("kv_type", TYPES)
-@pytest.mark.parametrize(("n_past", "n"), [(0, 1), (0, 300), (256, 33), (1280, 100)])
+@pytest.mark.parametrize(("n_past", "n"), [(0, 1), (0, 70), (256, 33), (1280, 40)])
 def test_prefill_is_attention_over_the_decoded_past_and_causally_the_chunk(make, monkeypatch, kv_type, n_past, n):
     monkeypatch.setattr(prefill_attention, "PIECE_TOKENS", 512)
     monkeypatch.setattr(prefill_attention, "_LEAST_PIECE", 256)
@@ -200,6 +200,20 @@ def test_the_comparison_notices_a_missing_causal_mask(make, monkeypatch):
     masked = sdpa.attend
     monkeypatch.setattr(sdpa, "attend", lambda *args, causal: masked(*args, causal=False))
     assert not sdpa.agrees(make(layout).prefill(*arguments, 256, 0.2), lse, expected, lse)
+
+
+def test_warming_up_attends_to_every_length_of_a_piece(make, monkeypatch):
+    monkeypatch.setattr(prefill_attention, "PIECE_TOKENS", 1024)
+    monkeypatch.setattr(prefill_attention, "_LEAST_PIECE", 256)
+    lengths, attend = [], sdpa.attend
+
+    def noted(method, q, k, *rest, causal):
+        lengths.append((q.shape[1], k.shape[1], causal))
+        return attend(method, q, k, *rest, causal=causal)
+
+    monkeypatch.setattr(sdpa, "attend", noted)
+    make(layout_of(KVType.K4V4)).prefill_attention.warm_up(4, 16, "cpu", torch.float32)
+    assert lengths == [(16, 16, True), (32, 1024, False), (32, 512, False), (32, 256, False)]
 
 
 def test_pieces_cover_the_past_in_few_lengths():
