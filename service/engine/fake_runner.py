@@ -100,6 +100,9 @@ class FakeRunner:
         n_layers = self.layout.n_layers
         return FakeDocument(np.zeros((n_layers, n_tokens, self._row), np.uint8), [0] * n_layers)
 
+    def prepare_document(self, n_tokens: int) -> None:
+        """Nothing to prepare."""
+
     def prefill_chunk(
         self, document: FakeDocument, tokens: Sequence[int], between_layers: Callable[[], None] | None = None
     ) -> list[list[memoryview]]:

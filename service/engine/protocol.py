@@ -82,6 +82,11 @@ class Runner(Protocol):
         """Allocate room for a document of `n_tokens` tokens; it starts empty."""
         ...
 
+    def prepare_document(self, n_tokens: int) -> None:
+        """Have memory ready for a document of about `n_tokens` tokens, if that makes `new_document` cheaper. The only
+        method that another thread may call."""
+        ...
+
     def prefill_chunk(
         self, document: Any, tokens: Sequence[int], between_layers: Callable[[], None] | None = None
     ) -> list[list[memoryview]]:

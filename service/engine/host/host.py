@@ -18,6 +18,7 @@ from service.engine.host.build import Build
 from service.engine.host.context import HostContext
 from service.engine.host.residency import DocumentTooLarge, Residency
 from service.engine.host.tails import TailPool
+from service.engine.host.warm import prepare_memory
 from service.engine.messages import (
     AnswerEvent,
     AnswerRequest,
@@ -71,6 +72,7 @@ class EngineHost:
         self._builds = _Requests("build", BUILD_THREADS)
         self._answers = _Requests("answer", ANSWER_THREADS)
         self._draining = False
+        self._preparing = prepare_memory(runner, store, residency.max_tokens // 2)
         self.info = EngineInfo(
             engine=engine,
             model_name=runner.name,
@@ -158,6 +160,7 @@ class EngineHost:
     def close(self) -> None:
         """End the engine's thread; open requests fail as `engine_lost`."""
         self._draining = True
+        self._preparing.join()
         self._context.scheduler.close()
         for requests in (self._answers, self._builds):
             requests.pool.shutdown(wait=True)

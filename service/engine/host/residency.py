@@ -64,6 +64,11 @@ class Residency:
         return self._nbytes
 
     @property
+    def max_tokens(self) -> int:
+        """Tokens of the largest document that fits the budget."""
+        return self._budget // self._token_nbytes
+
+    @property
     def n_references(self) -> int:
         with self._changed:
             return sum(len(entry.users) for entry in self._entries.values())

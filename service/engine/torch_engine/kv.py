@@ -6,12 +6,13 @@ snapshot decodes integers and transforms nothing. Keys are FP32 on a CPU even un
 exact to FP32, at no cost in time, since small FP32 products run nearer to the memory's speed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from cache_store.layout import KVLayout
+from service.engine.torch_engine.arena import Arena, carve, carved_nbytes
 
 _ALIGN = 8
 
@@ -24,14 +25,27 @@ class KVMemory:
     key_dtype: torch.dtype
     value_dtype: torch.dtype
     device: torch.device
+    arena: Arena = field(default_factory=Arena)
+
+    def prepare(self, capacity: int) -> None:
+        """Have memory ready for a document of `capacity` tokens. On a CPU only; may be called from any thread."""
+        if self.device.type == "cpu":
+            self.arena.prepare(carved_nbytes(self._shape(capacity), self.key_dtype, self.value_dtype))
 
     def empty(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Keys and values ``[n_layers, n_kv_heads, capacity, head_dim]``, uninitialized."""
-        shape = (self.layout.n_layers, self.layout.n_kv_heads, capacity, self.layout.head_dim)
-        return (
-            torch.empty(shape, dtype=self.key_dtype, device=self.device),
-            torch.empty(shape, dtype=self.value_dtype, device=self.device),
-        )
+        shape = self._shape(capacity)
+        if self.device.type != "cpu":
+            return (
+                torch.empty(shape, dtype=self.key_dtype, device=self.device),
+                torch.empty(shape, dtype=self.value_dtype, device=self.device),
+            )
+        buffer = self.arena.take(carved_nbytes(shape, self.key_dtype, self.value_dtype))
+        k = carve(buffer, shape, None, self.key_dtype)
+        return k, carve(buffer, shape, k, self.value_dtype)
+
+    def _shape(self, capacity: int) -> tuple[int, int, int, int]:
+        return self.layout.n_layers, self.layout.n_kv_heads, capacity, self.layout.head_dim
 
 
 class DocumentKV:

@@ -76,6 +76,9 @@ class TorchRunner:
     def new_document(self, n_tokens: int) -> DocumentKV:
         return DocumentKV(self._memory, n_tokens)
 
+    def prepare_document(self, n_tokens: int) -> None:
+        self._memory.prepare(n_tokens)
+
     def free_document(self, document: DocumentKV) -> None:
         document.k, document.v = self._memory.empty(0)
         document.n_tokens = document.capacity = document.capacity_tokens = 0

@@ -1,0 +1,31 @@
+"""What an engine does in its first idle moments: memory for the document that is likely to be asked about."""
+
+import logging
+import threading
+
+from cache_store.store import SnapshotStore
+from service.engine.protocol import Runner
+
+log = logging.getLogger(__name__)
+
+
+def prepare_memory(runner: Runner, store: SnapshotStore, max_tokens: int) -> threading.Thread:
+    """In a thread: have memory ready for the largest stored document of at most `max_tokens` tokens."""
+    thread = threading.Thread(target=_prepare, args=(runner, store, max_tokens), name="prepare", daemon=True)
+    thread.start()
+    return thread
+
+
+def _prepare(runner: Runner, store: SnapshotStore, max_tokens: int) -> None:
+    try:
+        n_tokens = max((n for n in _document_tokens(store) if n <= max_tokens), default=0)
+        if n_tokens:
+            runner.prepare_document(n_tokens)
+    except Exception:
+        # Only speed depends on it.
+        log.exception("no memory was prepared for documents")
+
+
+def _document_tokens(store: SnapshotStore) -> list[int]:
+    published = [e for e in store.entries() if e.state == "published" and e.name.key.kind == "document"]
+    return [e.n_tokens for e in published if e.n_tokens is not None]

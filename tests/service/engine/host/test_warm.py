@@ -1,0 +1,51 @@
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from service.engine.host.warm import prepare_memory
+
+
+@dataclass
+class Recorder:
+    asked: list[int] = field(default_factory=list)
+
+    def prepare_document(self, n_tokens: int) -> None:
+        self.asked.append(n_tokens)
+
+
+def store(*entries: tuple[str, str, int | None]) -> Any:
+    found = [
+        SimpleNamespace(state=state, name=SimpleNamespace(key=SimpleNamespace(kind=kind)), n_tokens=n)
+        for state, kind, n in entries
+    ]
+    return SimpleNamespace(entries=lambda: found)
+
+
+def prepared(entries: Any, max_tokens: int) -> list[int]:
+    runner: Any = Recorder()
+    prepare_memory(runner, entries, max_tokens).join()
+    return runner.asked
+
+
+def test_memory_is_prepared_for_the_largest_document_within_the_bound() -> None:
+    entries = store(
+        ("published", "document", 500),
+        ("published", "document", 900),
+        ("published", "document", 5000),
+        ("published", "turn", 1000),
+        ("quarantined", "document", 950),
+        ("published", "document", None),
+    )
+    assert prepared(entries, 1000) == [900]
+
+
+def test_nothing_is_prepared_for_an_empty_store() -> None:
+    assert prepared(store(), 1000) == []
+
+
+def test_a_fault_costs_only_speed(caplog: Any) -> None:
+    def entries() -> list[Any]:
+        raise OSError("no such store")
+
+    assert prepared(SimpleNamespace(entries=entries), 1000) == []
+    assert "no memory was prepared" in caplog.text
