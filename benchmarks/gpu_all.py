@@ -19,7 +19,8 @@ PARTS = {
     "ceilings": ("benchmarks.gpu_ceilings", 30.0),
     "decode": ("benchmarks.gpu_decode", 240.0),
     "prefill": ("benchmarks.gpu_prefill", 200.0),
-    "service": ("benchmarks.gpu_service", 260.0),
+    "resume": ("benchmarks.gpu_resume", 260.0),
+    "service": ("benchmarks.gpu_service", 120.0),
     "failures": ("benchmarks.gpu_failures", 120.0),
     "parity": ("benchmarks.gpu_parity", 200.0),
 }

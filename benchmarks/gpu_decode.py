@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from cache_store.layout import KVType
+from service.engine.messages import AnswerDone, BuildDone
 from service.engine.protocol import Rows, Runner
 
 from benchmarks import gpu_attention
 from benchmarks.gpu_documents import filled
-from benchmarks.gpu_engine import Engine, Text
+from benchmarks.gpu_engine import Engine, Text, expect
 from benchmarks.gpu_lib import ON_CARD, Result, Row, copy_ceiling, median, parse, spread
 from benchmarks.gpu_models import Opened, Want, model_dir, opened, weights_read_nbytes
 
@@ -114,10 +115,10 @@ def through_the_engine(result: Result, runner: Runner, work: Path, n_context: in
     engine = Engine(runner, work / "store", budget_nbytes=1 << 40, max_batch=n_users)
     text = Text.numbered("decode", n_context, runner.limits.vocab_size)
     try:
-        engine.build(text).wait()
+        expect(engine.build(text), BuildDone)
         requests = [engine.ask(text, max_tokens=n_new) for _ in range(n_users)]
         for request in requests:
-            request.wait()
+            expect(request, AnswerDone)
         times = sorted(at for request in requests for at in request.token_times)
         first = max(request.token_times[0] for request in requests)
         last = min(request.token_times[-1] for request in requests)
@@ -201,7 +202,7 @@ def measure_kv_type(
         result.attempt(
             f"{kv_type} through the engine",
             lambda: through_the_engine(
-                result, open_.runner, Path(arguments.work), n_engine, max(USERS), 16 if arguments.dry else 200
+                result, open_.runner, Path(arguments.work), n_engine, max(USERS), 100 if arguments.dry else 200
             ),
             needs_s=8 if ON_CARD else 1,
         )

@@ -15,7 +15,7 @@ from service.engine.models.card import KVGate, load_card
 from service.engine.models.importer import import_model
 from service.engine.models.weights import tensor_spans
 
-from benchmarks.gpu_lib import DEVICE, ON_CARD
+from benchmarks.gpu_lib import ON_CARD
 
 ALLOWED = {t: KVGate(mean_kl=0.0, p99_kl=0.0, top1_agreement=1.0, allowed=True) for t in ("k8v8", "k8v4", "k4v4")}
 TINY = {
@@ -111,4 +111,26 @@ def opened(directory: Path, want: Want) -> Iterator[Opened]:
 
 
 def _make(directory: Path, want: Want) -> Opened:
-    raise NotImplementedError(load_card, DEVICE)
+    from service.engine.exl2_engine.loading import Options, load_runner
+
+    layout = load_card(directory).layout(want.kv_type)
+    block = layout.record_nbytes(layout.block_tokens) * layout.n_layers
+    options = Options(
+        kv_type=want.kv_type,
+        n_slots=want.n_slots,
+        tail_tokens=want.tail_tokens,
+        max_rows=max(want.n_slots - 2, 1),
+        chunk_tokens=want.chunk_tokens,
+        backend=want.backend,
+        pool_nbytes=layout.n_blocks(want.pool_tokens) * block,
+        graphs=want.graphs,
+    )
+    runner = load_runner(directory, options, "cuda:0" if ON_CARD else "cpu")
+    graphs = runner.graphs
+    if graphs is not None:
+        print(f"{graphs.n_graphs} decode steps captured; {graphs.failure or 'none failed'}")
+
+    def set_graphs(on: bool) -> None:
+        runner.graphs = graphs if on else None
+
+    return Opened(runner, runner._model, set_graphs)
