@@ -73,6 +73,11 @@ class Failures:
             expect(stream, AnswerDone)
             check(self.tokens(stream) == self.expected, "a stream gave other tokens than when undisturbed")
 
+    def free_blocks(self) -> int:
+        """Once the engine's thread has done what it was asked to free."""
+        self.engine.host.check()
+        return self.runner.pool.n_free
+
     def passed(self, what: str, figure: str, beside: str = "") -> None:
         self.result.add(Row(what, figure, beside=beside, target="as said", met=True, must=True))
 
@@ -81,13 +86,13 @@ class Failures:
         self.result.attempt(what, work, needs_s=3 if ON_CARD else 0)
 
     def out_of_memory(self, what: str, trouble: Callable[[Any], Any]) -> None:
-        free = self.runner.pool.n_free
+        free = self.free_blocks()
         text = Text.numbered(f"oom-{what[:4]}", len(self.long.ids), self.vocab)
         with self.streaming():
             with trouble(self.runner):
                 failed = expect(self.engine.build(text), Failed)
             self.engine.host.release(text.ref)
-            check(self.runner.pool.n_free == free, "blocks of the failed document are not free again")
+            check(self.free_blocks() == free, "blocks of the failed document are not free again")
         done = expect(self.engine.build(text), BuildDone)
         again = digest(self.engine, text)
         self.engine.host.release(text.ref)
@@ -103,14 +108,14 @@ class Failures:
 
     def cancelled_restore(self) -> None:
         self._planted_long()
-        free = self.runner.pool.n_free
+        free = self.free_blocks()
         with self.streaming(), slow_loads(self.runner):
             request = self.engine.ask(self.long)
             time.sleep(0.02)
             self.engine.host.cancel(request.request_id)
             failed = expect(request, Failed)
             check(failed.code == "cancelled", f"it ended with {failed}")
-            wait_until(lambda: self.runner.pool.n_free == free, "blocks of the cancelled restore are not free again")
+            wait_until(lambda: self.free_blocks() == free, "blocks of the cancelled restore are not free again")
         seconds = self.engine.answered(self.long).first_token_s
         self.passed(
             "a restore cancelled half way: streams go on, blocks are free, the next question is answered",
@@ -121,11 +126,11 @@ class Failures:
         self._planted_long()
         shard = snapshot_files(self.engine.directory, self.long.ref)[0]
         damage(shard)
-        free = self.runner.pool.n_free
+        free = self.free_blocks()
         with self.streaming():
             failed = expect(self.engine.ask(self.long), Failed)
             check(failed.code == "snapshot_miss" and failed.retryable, f"it ended with {failed}")
-            wait_until(lambda: self.runner.pool.n_free == free, "blocks of the failed restore are not free again")
+            wait_until(lambda: self.free_blocks() == free, "blocks of the failed restore are not free again")
         expect(self.engine.build(self.long), BuildDone)
         self.engine.answered(self.long)
         self.passed(
@@ -183,11 +188,11 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 10.0) ->
 
 @contextmanager
 def slow_loads(runner: Any) -> Iterator[None]:
-    """Every run of records takes 5 ms more, so that a restore can be cancelled half way."""
+    """Every run of records takes 50 ms more, so that a restore can be cancelled half way."""
     real = runner.load_blocks
 
     def slow(*arguments: Any) -> None:
-        time.sleep(0.005)
+        time.sleep(0.05)
         real(*arguments)
 
     runner.load_blocks = slow
@@ -243,6 +248,7 @@ def cycle(result: Result, engine: Engine) -> None:
         plant_snapshot(engine.store, runner, text.ref, text.ids)
     engine.answered(texts[0])
     engine.host.release(texts[0].ref)
+    engine.host.check()
     free, memory, rss = runner.pool.n_free, _allocated(), psutil.Process().memory_info().rss
     order = texts * 2
     chooser.shuffle(order)
@@ -255,6 +261,7 @@ def cycle(result: Result, engine: Engine) -> None:
     seconds = time.perf_counter() - started
     for text in texts:
         engine.host.release(text.ref)
+    engine.host.check()
     check(runner.pool.n_free == free, f"{free - runner.pool.n_free} blocks are not free again")
     grown = _allocated() - memory
     check(grown <= 0, f"{grown} bytes of the card's memory are not free again")
