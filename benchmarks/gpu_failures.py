@@ -147,7 +147,9 @@ class Failures:
         with self.streaming():
             expect(self.engine.build(self.long), BuildDone)
         check(digest(self.engine, self.long) == alone, "a snapshot built beside streams differs from one built alone")
-        self.passed("a snapshot built beside streams equals one built alone", f"{len(self.long.ids)} tokens, every byte")
+        self.passed(
+            "a snapshot built beside streams equals one built alone", f"{len(self.long.ids)} tokens, every byte"
+        )
         self._forget(self.long)
 
     def _planted_long(self) -> None:

@@ -30,7 +30,7 @@ from service.engine.remote.supervisor import EngineSupervisor
 from benchmarks.gpu_engine import Text
 from benchmarks.gpu_lib import ON_CARD, Result, Row
 
-PLANT = '''\
+PLANT = """\
 import os, signal, sys, threading, time
 
 
@@ -52,7 +52,7 @@ def fault(trigger):
 
 if "service.engine.remote.server" in " ".join(sys.orig_argv):
     threading.Thread(target=fault, args=(os.environ["PREREAD_BENCH_FAULT"],), daemon=True).start()
-'''
+"""
 KERNEL = """\
 import triton
 import triton.language as tl

@@ -60,7 +60,10 @@ class Result:
         self._rows.append(row)
         spent = time.perf_counter() - self._started
         met = {True: "met", False: "MISSED", None: ""}[row.met]
-        print(f"[{self.part} {spent:6.1f} s] {row.what}: {row.figure} | {row.spread} | {row.bound} | {row.beside} {met}", flush=True)
+        print(
+            f"[{self.part} {spent:6.1f} s] {row.what}: {row.figure} | {row.spread} | {row.bound} | {row.beside} {met}",
+            flush=True,
+        )
         self.save()
 
     def note(self, text: str) -> None:
@@ -103,7 +106,9 @@ def parse(description: str | None, extra: Callable[[argparse.ArgumentParser], ob
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default=os.environ.get("OUT", "gpu-results"), help="where the JSON goes ($OUT)")
     parser.add_argument("--limit-s", type=float, default=600.0, help="start nothing that would end after this")
-    parser.add_argument("--dry", action="store_true", help="a tiny model on any device: tries the script, not the speed")
+    parser.add_argument(
+        "--dry", action="store_true", help="a tiny model on any device: tries the script, not the speed"
+    )
     parser.add_argument("--work", default=os.environ.get("BENCH_WORK", "/tmp/preread-bench"), help="models, snapshots")
     if extra is not None:
         extra(parser)

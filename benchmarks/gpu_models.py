@@ -27,7 +27,7 @@ TINY = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 8192,
-    "initializer_range": 0.06,
+    "initializer_range": 0.1,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }

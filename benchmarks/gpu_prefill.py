@@ -101,7 +101,9 @@ class Prefill:
             for depth in depths:
                 seconds = min(self.chunk_s(document, depth) for _ in range(2))
                 samples.append((depth, seconds / self.chunk))
-                self.result.add(Row(f"chunk of {self.chunk} behind {depth} tokens", f"{seconds * 1e3:.1f} ms", "best of 2"))
+                self.result.add(
+                    Row(f"chunk of {self.chunk} behind {depth} tokens", f"{seconds * 1e3:.1f} ms", "best of 2")
+                )
         finally:
             self.runner.free_document(document)
         return integrated_s(samples, self.n_long)

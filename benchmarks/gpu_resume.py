@@ -150,14 +150,18 @@ class Resume:
             return
         if ours:
             self.result.add(
-                Row(f"{self.name}: re-prefill with this engine", f"{ours:.1f} s: {ours / first:.0f}x the time from host")
+                Row(
+                    f"{self.name}: re-prefill with this engine", f"{ours:.1f} s: {ours / first:.0f}x the time from host"
+                )
             )
         if stock:
             ratio = stock / first
             what = f"{self.name}: re-prefill with stock exllamav2"
             figure = f"{stock:.0f} s: {ratio:.0f}x the time from host"
             target = f"at least {STOCK_RATIO}x"
-            self.result.add(Row(what, figure, "stock's time added up, see Prefill", "", "", target, ratio >= STOCK_RATIO))
+            self.result.add(
+                Row(what, figure, "stock's time added up, see Prefill", "", "", target, ratio >= STOCK_RATIO)
+            )
 
 
 def measure(result: Result, arguments: argparse.Namespace, directory: Path, kv_type: KVType, by_prefill: bool) -> None:
@@ -201,7 +205,9 @@ def main() -> None:
     for i, kv_type in enumerate(map(KVType, arguments.kv_types.split(","))):
         by_prefill = arguments.build and i == 0 and (result.left_s > 170 or not ON_CARD)
         needs = 60 if ON_CARD else 0
-        result.attempt(f"{kv_type}", lambda t=kv_type, b=by_prefill: measure(result, arguments, directory, t, b), needs_s=needs)
+        result.attempt(
+            f"{kv_type}", lambda t=kv_type, b=by_prefill: measure(result, arguments, directory, t, b), needs_s=needs
+        )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ def build_seconds(engine: Engine, text: Text) -> float:
     return expect(engine.build(text), BuildDone).seconds
 
 
-def stream_through(engine: Engine, asked: Text, built: Text, n_users: int, n_new: int) -> tuple[float, list[float], int]:
+def stream_through(
+    engine: Engine, asked: Text, built: Text, n_users: int, n_new: int
+) -> tuple[float, list[float], int]:
     """Seconds of the build, gaps of all streams during it, and how many pieces came meanwhile."""
     streams = [engine.ask(asked, max_tokens=n_new) for _ in range(n_users)]
     for stream in streams:
