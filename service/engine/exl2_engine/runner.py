@@ -83,6 +83,9 @@ class Exl2Runner:
         self._loader.begin()
         return document
 
+    def prepare_document(self, n_tokens: int) -> None:
+        """Nothing to prepare: the pool is allocated at load."""
+
     def free_document(self, document: Document) -> None:
         self._loader.end()  # copies of a restore that was given up still write to its blocks
         self.pool.give_back(document)
