@@ -90,11 +90,13 @@ def copies(model_dir: Path, group_size: int, act_order: bool) -> tuple[dict[str,
     return gptq, plain
 
 
-def write(source: Path, directory: Path, tensors: dict[str, Tensor], quantization: dict | None) -> None:
-    """A Hugging Face directory with the config and tokenizer of `source`."""
+def write(
+    source: Path, directory: Path, tensors: dict[str, Tensor], quantization: dict | None, **changes: object
+) -> None:
+    """A Hugging Face directory with the tokenizer and the config of `source`, with `changes`."""
     directory.mkdir(parents=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((source / "config.json").read_bytes())
+    config = json.loads((source / "config.json").read_bytes()) | changes
     if quantization:
         config["quantization_config"] = quantization
     (directory / "config.json").write_text(json.dumps(config, indent=1))
