@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python benchmarks/gpu_exl2_copy.py MODEL_DIR OUT [--bits 4.0] [--head-bits 6]
 
-Runs on a card. MODEL_DIR is an imported model with plain weights. `OUT/exl2` and `OUT/plain` become imported models: the
-first for the exl2 engine, the second for the torch engine, with weights of equal value, as exllamav2 reconstructs them.
+Runs on a card. MODEL_DIR is an imported model with plain weights. `OUT/exl2` and `OUT/plain` become imported models:
+the first for the exl2 engine, the second for the torch engine, with weights of equal value, as exllamav2 reconstructs
+them.
 
 The converter calibrates on the texts that come with exllamav2. Its reader of other texts wants pandas and fastparquet;
 it is not used, so empty modules stand in for them. Without flash-attn its default attention has no causal mask: it is

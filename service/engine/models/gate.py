@@ -8,13 +8,15 @@ distributions at every row are compared with the FP16 run's.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 
 import torch
 
 from cache_store.layout import KVType
-from service.engine.models.card import MEAN_KL_LIMIT, KVGate
+from service.engine.models.card import MEAN_KL_LIMIT, KVGate, ModelCard
 from service.engine.models.source import Progress, silent
 from service.engine.protocol import Rows, Runner
+from service.engine.tokenizer import Tokenizer
 
 MakeRunner = Callable[[KVType], Runner]
 
@@ -57,6 +59,13 @@ def _kl_rows(reference: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def gate_text() -> str:
     """The bundled English text with names, numbers and codes, 1,400 to 1,900 tokens."""
     return files("service.engine.models").joinpath("gate_text.txt").read_text("utf-8")
+
+
+def gate_ids(model_dir: Path, card: ModelCard) -> list[int]:
+    """The bundled text behind the model's own prompt, cut to its context."""
+    tokenizer = Tokenizer.load(model_dir)
+    ids = tokenizer.encode_template(card.prompt.document_prefix) + tokenizer.encode_plain(gate_text())
+    return ids[: card.max_context]
 
 
 def measure_kv_types(

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from cache_store.layout import KVType
 from service.engine.models.card import KVGate, ModelCard
-from service.engine.models.gate import gate_text, measure_kv_types
+from service.engine.models.gate import gate_ids, measure_kv_types
 from service.engine.models.source import Progress, quiet_transformers, silent
-from service.engine.tokenizer import Tokenizer
 from service.engine.torch_engine.loading import load_model
 from service.engine.torch_engine.runner import CHUNK_TOKENS, TorchRunner
 
@@ -16,9 +15,7 @@ def torch_gate(model_dir: Path, card: ModelCard, progress: Progress = silent) ->
 
     Computed in FP32 for weights stored so, else in BF16.
     """
-    tokenizer = Tokenizer.load(model_dir)
-    ids = tokenizer.encode_template(card.prompt.document_prefix) + tokenizer.encode_plain(gate_text())
-    ids = ids[: card.max_context]
+    ids = gate_ids(model_dir, card)
     with quiet_transformers():
         loaded = load_model(model_dir, "float32" if card.dtype == "float32" else "bfloat16", "cpu")
 

@@ -1,0 +1,52 @@
+"""The KL gate on a card: which KV types a model stands, measured by the engine that reads its weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from cache_store.layout import KVType
+from service.engine.exl2_engine.backends import select_backend
+from service.engine.exl2_engine.loading import Options, dq_elements, plan
+from service.engine.exl2_engine.model import DecoderModel
+from service.engine.exl2_engine.pool import BlockPool
+from service.engine.exl2_engine.runner import CHUNK_TOKENS, Exl2Runner
+from service.engine.exl2_engine.tails import Tails
+from service.engine.models.card import KVGate, ModelCard
+from service.engine.models.gate import gate_ids, measure_kv_types
+from service.engine.models.source import Progress, silent
+
+GATE_CHUNK_TOKENS = 512
+"""Shorter than those that serve: the text is short, and later chunks shall attend to the stored form of earlier."""
+
+
+def card_gate(model_dir: Path, card: ModelCard, progress: Progress = silent) -> dict[str, KVGate]:
+    """The gate over the bundled text, in FP16 on the first card. Raises ModelError and its kinds, ImportError without
+    exllamav2."""
+    from service.engine.exl2_engine.exllama import ExllamaModel
+
+    ids = gate_ids(model_dir, card)
+    dq = dq_elements(model_dir, card)
+    options = Options(KVType.FP16, n_slots=1, tail_tokens=len(ids), max_context=len(ids), graphs=False)
+    plan(model_dir, card, card.layout(KVType.FP16), options, dq)
+    model = ExllamaModel.load(model_dir, max_rows=CHUNK_TOKENS, max_dq_elements=dq)
+    return measure_kv_types(runner_maker(model, card, len(ids)), ids, progress=progress)
+
+
+def runner_maker(model: DecoderModel, card: ModelCard, n_tokens: int) -> Callable[[KVType], Exl2Runner]:
+    """Makes runners over one loaded model, each with room for `n_tokens` tokens in a KV type, measured or not."""
+
+    def make(kv_type: KVType) -> Exl2Runner:
+        layout = card.layout(kv_type)
+        device = torch.device(model.device)
+        return Exl2Runner(
+            model,
+            select_backend(layout, device, "auto"),
+            card,
+            kv_type,
+            pool=BlockPool(layout, layout.n_blocks(n_tokens), device),
+            tails=Tails(layout, 1, n_tokens, model.dtype, device),
+            chunk_tokens=GATE_CHUNK_TOKENS,
+        )
+
+    return make
