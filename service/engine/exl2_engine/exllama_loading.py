@@ -39,7 +39,7 @@ def load_modules(model_dir: Path, spec: ModelSpec, max_rows: int, max_dq_element
     """
     from exllamav2 import ExLlamaV2, ExLlamaV2Config  # pyright: ignore[reportMissingImports]
 
-    _check_sizes(spec)
+    check_sizes(spec)
     stream = torch.cuda.current_stream()
     with _view(model_dir, spec) as directory:
         config = ExLlamaV2Config(str(directory))
@@ -59,7 +59,8 @@ def load_modules(model_dir: Path, spec: ModelSpec, max_rows: int, max_dq_element
     return model
 
 
-def _check_sizes(spec: ModelSpec) -> None:
+def check_sizes(spec: ModelSpec) -> None:
+    """Raises UnsupportedModel for widths that exllamav2 would pad, but only on one side of a product."""
     for name in ("hidden_size", "intermediate_size"):
         if getattr(spec, name) % 32:
             raise UnsupportedModel(f"its {name} {getattr(spec, name)} is not a multiple of 32, as exllamav2 needs")

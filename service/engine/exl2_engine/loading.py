@@ -18,7 +18,7 @@ from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, block_nbytes
 from service.engine.exl2_engine.runner import CHUNK_TOKENS, Exl2Runner
 from service.engine.exl2_engine.tails import Tails
-from service.engine.models.card import ModelCard, check_kv_type, load_card
+from service.engine.models.card import ModelCard, check_engine, check_kv_type, load_card
 from service.engine.models.weights import tensor_spans
 
 log = logging.getLogger(__name__)
@@ -53,15 +53,29 @@ def load_runner(
     here, ImportError without exllamav2.
     """
     card = load_card(model_dir)
-    layout = card.layout(options.kv_type)
+    check_engine(card, "exl2")
     check_kv_type(card, options.kv_type)
-    place = torch.device(device)
-    backend = select_backend(layout, place, options.backend)
+    layout, place = card.layout(options.kv_type), torch.device(device)
+    select_backend(layout, place, options.backend)  # refuses what does not run here before minutes of loading
     if place.type == "cuda":
         model, n_blocks = _on_card(model_dir, card, layout, options)
     else:
         model, n_blocks = _on_cpu(model_dir, layout, options)
     phase_over("load")
+    return make_runner(model, card, options, n_blocks, phase_over)
+
+
+def make_runner(
+    model: DecoderModel,
+    card: ModelCard,
+    options: Options,
+    n_blocks: int,
+    phase_over: Callable[[str], None] = lambda name: None,
+) -> Exl2Runner:
+    """A runner over a loaded model, with a pool of `n_blocks` blocks; several may share the model. Raises ValueError
+    for a backend that does not run on the model's device."""
+    layout, place = card.layout(options.kv_type), model.device
+    backend = select_backend(layout, place, options.backend)
     tails = Tails(layout, options.n_slots, options.tail_tokens, model.dtype, place)
     phase_over("tails")
     pool = BlockPool(layout, n_blocks, place)

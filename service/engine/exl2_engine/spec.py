@@ -1,5 +1,6 @@
 """What a config says about a decoder, as far as this engine computes it: one place for all of its models."""
 
+import copy
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,8 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
-from service.engine.exl2_engine.model import UnsupportedModel
 from service.engine.models.rope import inv_freq
-from service.engine.models.support import check_architecture, head_dim
-
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite")
-"""Norm before attention and before the MLP, SiLU gate: what these types have in common."""
+from service.engine.models.support import check_card_engine, head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +51,16 @@ class ModelSpec:
 
 
 def read_spec(model_dir: Path) -> ModelSpec:
-    """The spec of a model directory. Raises UnsupportedModel or ArchitectureRefused, naming the feature."""
-    config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True)
-    if getattr(config, "quantization_config", None):
-        config.quantization_config = None  # how weights are stored says nothing about what is computed
-    return spec_of(config)
+    """The spec of a model directory. Raises ArchitectureRefused, naming the feature."""
+    return spec_of(AutoConfig.from_pretrained(str(model_dir), local_files_only=True))
 
 
 def spec_of(config: Any) -> ModelSpec:
     """The spec of a transformers config. Raises as `read_spec`."""
-    check_architecture(config)
+    check_card_engine(config)
+    config = copy.deepcopy(config)
+    config.quantization_config = None  # how weights are stored says nothing about what is computed
     kind, width = config.model_type, head_dim(config)
-    if kind not in MODEL_TYPES:
-        raise UnsupportedModel(f"models of type {kind} run on the torch engine only")
-    if config.hidden_act != "silu":
-        raise UnsupportedModel(f"this {kind} model has the activation {config.hidden_act}, only silu is computed")
     frequencies, rope_scaling = inv_freq(config)
     all_biases = bool(getattr(config, "attention_bias", False))
     return ModelSpec(

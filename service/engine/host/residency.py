@@ -53,7 +53,7 @@ class Residency:
         self._changed = threading.Condition()
         self._entries: dict[DocumentRef, ResidentDocument] = {}
         self._nbytes = 0
-        self._size_of: Callable[[int], int] = scheduler.run(_measure, runner)
+        self._token_nbytes = 0 if isinstance(runner, SizesDocuments) else scheduler.run(_measure_token, runner)
 
     @property
     def n_documents(self) -> int:
@@ -141,7 +141,7 @@ class Residency:
 
     def _reserve(self, ref: DocumentRef, digest: str, n_tokens: int) -> ResidentDocument | None:
         """A new entry if it fits after evicting what nobody uses, else None."""
-        nbytes = self._size_of(n_tokens)
+        nbytes = self._document_nbytes(n_tokens)
         if nbytes > self._budget:
             raise DocumentTooLarge(
                 f"the document needs {nbytes} bytes of memory ({n_tokens} tokens), "
@@ -155,6 +155,10 @@ class Residency:
         self._nbytes += nbytes
         entry = self._entries[ref] = ResidentDocument(ref, digest, n_tokens, nbytes)
         return entry
+
+    def _document_nbytes(self, n_tokens: int) -> int:
+        runner = self._runner
+        return runner.document_nbytes(n_tokens) if isinstance(runner, SizesDocuments) else n_tokens * self._token_nbytes
 
     def _load(self, entry: ResidentDocument, load: Callable[[ResidentDocument], None]) -> None:
         try:
@@ -195,14 +199,10 @@ class Residency:
             self._changed.notify_all()
 
 
-def _measure(runner: Runner) -> Callable[[int], int]:
-    """Bytes of a document in memory by its tokens. A runner that hands out whole blocks says so itself
-    (`document_nbytes`); others keep documents decoded, so the layout does not say, and one is measured."""
-    if isinstance(runner, SizesDocuments):
-        return runner.document_nbytes
+def _measure_token(runner: Runner) -> int:
+    """Bytes of a document's token in memory; runners that keep it decoded do not tell it by the layout."""
     n_tokens = runner.limits.chunk_tokens
     document = runner.new_document(n_tokens)
     nbytes = document.nbytes
     runner.free_document(document)
-    token_nbytes = -(-nbytes // n_tokens)
-    return lambda n: n * token_nbytes
+    return -(-nbytes // n_tokens)
