@@ -5,12 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from service.engine.exl2_engine.backends import select_backend
-from service.engine.exl2_engine.step import Step
-
 from benchmarks.gpu_documents import filled
 from benchmarks.gpu_lib import DEVICE, ON_CARD, Result, Row, device_timed, sync
 from benchmarks.gpu_models import Opened
+from service.engine.exl2_engine.backends import select_backend
+from service.engine.exl2_engine.step import Step
 
 TAIL_TOKENS = 64
 TARGET_SHARE = 0.5

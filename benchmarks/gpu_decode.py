@@ -12,15 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cache_store.layout import KVType
-from service.engine.messages import AnswerDone, BuildDone
-from service.engine.protocol import Rows, Runner
-
 from benchmarks import gpu_attention
 from benchmarks.gpu_documents import filled
 from benchmarks.gpu_engine import Engine, Text, expect
 from benchmarks.gpu_lib import ON_CARD, Result, Row, copy_ceiling, median, parse, spread
 from benchmarks.gpu_models import Opened, Want, model_dir, opened, weights_read_nbytes
+from cache_store.layout import KVType
+from service.engine.messages import AnswerDone, BuildDone
+from service.engine.protocol import Rows, Runner
 
 USERS = (1, 2, 4, 8)
 TARGETS = {(131072, 1): 55.0, (32768, 1): 70.0, (64, 1): 85.0, (131072, 8): 250.0}
@@ -202,7 +201,7 @@ def measure_kv_type(
         result.attempt(
             f"{kv_type} through the engine",
             lambda: through_the_engine(
-                result, open_.runner, Path(arguments.work), n_engine, max(USERS), 100 if arguments.dry else 200
+                result, open_.runner, Path(arguments.work), n_engine, max(USERS), 40 if arguments.dry else 200
             ),
             needs_s=8 if ON_CARD else 1,
         )

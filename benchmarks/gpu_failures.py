@@ -19,15 +19,14 @@ from typing import Any
 import psutil
 import torch
 
-from cache_store.keys import SnapshotKey
-from cache_store.layout import KVType
-from service.engine.messages import AnswerDone, BuildDone, Failed
-
 from benchmarks import gpu_fault
 from benchmarks.gpu_documents import plant_snapshot, snapshot_files
 from benchmarks.gpu_engine import Engine, Request, Text, expect
 from benchmarks.gpu_lib import ON_CARD, Result, Row, parse, sync
 from benchmarks.gpu_models import Want, model_dir, opened
+from cache_store.keys import SnapshotKey
+from cache_store.layout import KVType
+from service.engine.messages import AnswerDone, BuildDone, Failed
 
 N_STREAMS = 2
 N_CYCLED = 200
@@ -55,7 +54,7 @@ class Failures:
         self.asked = Text.numbered("asked", 600, vocab)
         self.long = Text.numbered("long", n_long, vocab)
         expect(engine.build(self.asked), BuildDone)
-        self.n_new = 400 if ON_CARD else 120
+        self.n_new = 400 if ON_CARD else 40
         self.expected = self.tokens(engine.answered(self.asked, max_tokens=self.n_new))
 
     @staticmethod
@@ -245,7 +244,7 @@ def cycle(result: Result, engine: Engine) -> None:
     most = 1 << (12 if ON_CARD else 9)
     texts = [
         Text.numbered(f"cycled-{i}", chooser.randint(most // 16, most), runner.limits.vocab_size)
-        for i in range(N_CYCLED if ON_CARD else 40)
+        for i in range(N_CYCLED if ON_CARD else N_CYCLED // 5)
     ]
     for text in texts:
         plant_snapshot(engine.store, runner, text.ref, text.ids)
@@ -287,7 +286,7 @@ def _allocated() -> int:
     return torch.cuda.memory_allocated() if ON_CARD else 0
 
 
-def measure(result: Result, arguments: argparse.Namespace) -> None:
+def measure(result: Result, arguments: argparse.Namespace, *, with_fault: bool = True) -> None:
     directory, kv_type = model_dir(arguments, "small"), KVType(arguments.kv_type)
     n_long = 16384 + 300 if ON_CARD else 1300
     chunk = 2048 if ON_CARD else 512
@@ -316,6 +315,8 @@ def measure(result: Result, arguments: argparse.Namespace) -> None:
         finally:
             engine.close()
     shutil.rmtree(store, ignore_errors=True)
+    if not with_fault:
+        return
     result.attempt("a fault", lambda: gpu_fault.measure(result, arguments, directory), needs_s=25 if ON_CARD else 0)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.gpu_engine import Text
+from benchmarks.gpu_lib import ON_CARD, Result, Row
 from service.engine.digests import digest_of
 from service.engine.factory import EngineConfig
 from service.engine.messages import (
@@ -26,9 +28,6 @@ from service.engine.messages import (
     Sampling,
 )
 from service.engine.remote.supervisor import EngineSupervisor
-
-from benchmarks.gpu_engine import Text
-from benchmarks.gpu_lib import ON_CARD, Result, Row
 
 PLANT = """\
 import os, signal, sys, threading, time
@@ -106,7 +105,8 @@ async def run(config: EngineConfig, trigger: Path, text: Text) -> dict:
                 hit_at = time.perf_counter()
                 trigger.touch()
         ended = time.perf_counter()
-        while engine.alive and engine.info.pid == first_pid and time.perf_counter() - ended < 20:
+        await asyncio.sleep(0.5)  # a stream ends a moment before its process does
+        while engine.alive and engine.info.pid == first_pid and time.perf_counter() - ended < 20:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         alive = await engine.wait_alive(120)
         ready = time.perf_counter()

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_lib import ON_CARD
 from cache_store.layout import KVType
 from service.engine.models.card import KVGate, load_card
 from service.engine.models.importer import import_model
 from service.engine.models.weights import tensor_spans
-
-from benchmarks.gpu_lib import ON_CARD
 
 ALLOWED = {t: KVGate(mean_kl=0.0, p99_kl=0.0, top1_agreement=1.0, allowed=True) for t in ("k8v8", "k8v4", "k4v4")}
 TINY = {

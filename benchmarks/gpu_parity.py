@@ -9,6 +9,7 @@ last run plants a fault (prefill without a causal mask), which these limits must
 """
 
 import argparse
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,15 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.bench_report import ROOT
+from benchmarks.gpu_lib import ON_CARD, Result, Row, parse
+from benchmarks.gpu_models import Want, model_dir, opened
 from cache_store.layout import KVType
 from service.engine.models.card import load_card
 from service.engine.models.gate import KLStats, kl_stats
 from service.engine.protocol import Rows, Runner
 from service.engine.tokenizer import Tokenizer
-
-from benchmarks.bench_report import ROOT
-from benchmarks.gpu_lib import ON_CARD, Result, Row, parse
-from benchmarks.gpu_models import Want, model_dir, opened
 
 TEXT = ROOT / "examples" / "contract" / "contract.md"
 N_DOCUMENT = 3072
@@ -48,13 +48,13 @@ def token_ids(directory: Path, n: int) -> list[int]:
 
 
 def fed(runner: Runner, document: Any, ids: Sequence[int], singles_from: int) -> Tensor:
-    """Logits after each of `ids`, the first of which is the document's last token; from `singles_from` on one by one."""
+    """Logits after each of `ids`, the first of which is the document's last one; from `singles_from` on one by one."""
     slot = runner.new_tail()
     ends = [*range(0, singles_from, ROWS_AT_ONCE), *range(singles_from, len(ids) + 1)]
     try:
         rows = [
             runner.forward([Rows(slot, document, ids[a:b], refeed=a == 0 and document is not None)])[0].cpu()
-            for a, b in zip(ends, ends[1:], strict=False)
+            for a, b in itertools.pairwise(ends)
         ]
     finally:
         runner.free_tail(slot)

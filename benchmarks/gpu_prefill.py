@@ -14,16 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cache_store.layout import KVType
-from service.engine.models.card import ModelCard, load_card
-from service.engine.protocol import Runner
-
 from benchmarks.gpu_ceilings import matmul_ceiling
 from benchmarks.gpu_decode import context_name
 from benchmarks.gpu_documents import filled
 from benchmarks.gpu_lib import ON_CARD, Result, Row, median, parse, spread, sync
 from benchmarks.gpu_models import Want, model_dir, opened
 from benchmarks.gpu_stock import DEPTHS, Stock, integrated_s
+from cache_store.layout import KVType
+from service.engine.models.card import ModelCard, load_card
+from service.engine.protocol import Runner
 
 TARGET_8K = 6500.0
 TARGET_128K = 2500.0
@@ -38,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Prefill:
-    """Measurements on one runner; `tera` is the floating-point operations a second of a large product."""
+    """Measurements on one runner; `flops` is the floating-point operations a second of a large product."""
 
-    def __init__(self, result: Result, runner: Runner, card: ModelCard, n_long: int, tera: float) -> None:
+    def __init__(self, result: Result, runner: Runner, card: ModelCard, n_long: int, flops: float) -> None:
         self.result = result
         self.runner = runner
         self.card = card
         self.n_long = n_long
-        self.flops = tera
+        self.flops = flops
         self.chunk = runner.limits.chunk_tokens
         self.n_short = min(8192, n_long // 2 // self.chunk * self.chunk)
 
@@ -214,6 +213,14 @@ def measure_stock(result: Result, directory: Path, n_short: int, n_long: int) ->
     )
 
 
+def measure(result: Result, runner: Runner, directory: Path, n_long: int, flops: float) -> None:
+    """All of one runner. `flops`: floating-point operations a second of a large product."""
+    prefill = Prefill(result, runner, load_card(directory), n_long, flops)
+    result.attempt("prefill of 8K", prefill.short, needs_s=5 if ON_CARD else 0)
+    result.attempt("cost of exporting", prefill.export_cost, needs_s=10 if ON_CARD else 0)
+    result.attempt("long prefill", prefill.long, needs_s=20 if ON_CARD else 0)
+
+
 def main() -> None:
     arguments = parse(__doc__, add_arguments)
     result = Result("prefill", "benchmarks/gpu_prefill.py", arguments)
@@ -224,12 +231,8 @@ def main() -> None:
     want = Want(KVType(arguments.kv_type), n_slots=2, tail_tokens=512, pool_tokens=n_long + 20480)
     if arguments.dry:
         want = Want(KVType(arguments.kv_type), n_slots=2, tail_tokens=128, pool_tokens=8192, chunk_tokens=512)
-    tera = matmul_ceiling(8192 if ON_CARD else 256)
     with opened(directory, want) as open_:
-        prefill = Prefill(result, open_.runner, load_card(directory), n_long, tera)
-        result.attempt("prefill of 8K", prefill.short, needs_s=5 if ON_CARD else 0)
-        result.attempt("cost of exporting", prefill.export_cost, needs_s=10 if ON_CARD else 0)
-        result.attempt("long prefill", prefill.long, needs_s=20 if ON_CARD else 0)
+        measure(result, open_.runner, directory, n_long, matmul_ceiling(8192 if ON_CARD else 256))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ import argparse
 import json
 import shutil
 from pathlib import Path
-
-from cache_store.layout import KVType
-from service.engine.messages import BuildDone, BuildProgress
+from typing import Any
 
 from benchmarks.bench_report import drop_page_cache, plain_read
 from benchmarks.gpu_decode import context_name
@@ -22,6 +20,8 @@ from benchmarks.gpu_documents import plant_snapshot, snapshot_files
 from benchmarks.gpu_engine import Engine, Request, Text, expect
 from benchmarks.gpu_lib import ON_CARD, Result, Row, median, parse, pinned_ceiling, spread
 from benchmarks.gpu_models import Want, model_dir, opened
+from cache_store.layout import KVType
+from service.engine.messages import BuildDone, BuildProgress
 
 FIRST_TOKEN_LIMIT_S = 0.6
 PINNED_TARGET = 45e9
@@ -82,7 +82,9 @@ class Resume:
             requests.append(self.engine.answered(self.long))
         sources = {request.source.source for request in requests}
         if sources != {"host"}:
-            raise RuntimeError(f"the long document came from {', '.join(sorted(sources))}, not from host memory")
+            where = ", ".join(sorted(sources))
+            self.result.note(f"{self.name}: NOT measured from host memory, the document came from {where}.")
+            return
         seconds = median([request.source.restore_ms for request in requests[1:]]) / 1e3
         speed = self.nbytes / seconds
         self.result.raw[f"{self.name} host first token s"] = self._row("pinned host memory", requests[1:], "host")
@@ -164,6 +166,12 @@ class Resume:
             )
 
 
+def keep_in_host_memory(runner: Any, n_tokens: int) -> None:
+    """Room in pinned host memory for the long document and another half of it, where the engine has that."""
+    if hasattr(runner, "keep_in_host_memory"):
+        runner.keep_in_host_memory(runner.document_nbytes(n_tokens) * 3 // 2 + (64 << 20))
+
+
 def measure(result: Result, arguments: argparse.Namespace, directory: Path, kv_type: KVType, by_prefill: bool) -> None:
     n = arguments.tokens
     want = Want(kv_type, n_slots=4, tail_tokens=256, pool_tokens=n + 16384)
@@ -172,6 +180,7 @@ def measure(result: Result, arguments: argparse.Namespace, directory: Path, kv_t
     store = Path(arguments.work) / "resume-store"
     shutil.rmtree(store, ignore_errors=True)
     with opened(directory, want) as open_:
+        keep_in_host_memory(open_.runner, n)
         budget = (n + 256) * open_.runner.layout.bytes_per_token
         engine = Engine(open_.runner, store, budget_nbytes=budget, max_batch=2)
         resume = Resume(result, engine, n, pinned_ceiling())

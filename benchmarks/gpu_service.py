@@ -7,16 +7,16 @@ The same prefill without streams is beside it.
 """
 
 import argparse
+import itertools
 import shutil
 from pathlib import Path
-
-from cache_store.layout import KVType
-from service.engine.messages import BuildDone
 
 from benchmarks.gpu_decode import context_name
 from benchmarks.gpu_engine import Engine, Request, Text, expect
 from benchmarks.gpu_lib import ON_CARD, Result, Row, parse, percentile
 from benchmarks.gpu_models import Want, model_dir, opened
+from cache_store.layout import KVType
+from service.engine.messages import BuildDone
 
 GAP_LIMIT_S = 0.1
 SHARE_LIMIT = 0.3
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def gaps_within(request: Request, first: float, last: float) -> list[float]:
     """Seconds between pieces of text of one answer, of the gaps that overlap ``[first, last]``."""
     times = request.token_times
-    return [b - a for a, b in zip(times, times[1:], strict=False) if b > first and a < last]
+    return [b - a for a, b in itertools.pairwise(times) if b > first and a < last]
 
 
 def build_seconds(engine: Engine, text: Text) -> float:

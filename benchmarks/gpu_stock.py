@@ -5,6 +5,7 @@ own defaults and are left as they are. Its caches are filled with zeros here: it
 """
 
 import gc
+import itertools
 import time
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def integrated_s(samples: list[tuple[int, float]], n_tokens: int) -> float:
     """Seconds of a whole prefill from (depth, seconds a token) in order of depth: trapezoids, ends held constant."""
     points = [(0, samples[0][1]), *samples, (n_tokens, samples[-1][1])]
     points = [(min(at, n_tokens), cost) for at, cost in points]
-    return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in zip(points, points[1:], strict=False))
+    return sum((b - a) * (x + y) / 2 for (a, x), (b, y) in itertools.pairwise(points))
 
 
 def tokens_s(samples: list[float]) -> float:

@@ -1,0 +1,116 @@
+"""The benchmarks of a card on a tiny model without one: their logic, not their figures."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_decode, gpu_failures, gpu_parity, gpu_prefill, gpu_resume, gpu_service
+from benchmarks.gpu_documents import random_records
+from benchmarks.gpu_engine import Engine
+from benchmarks.gpu_lib import Result
+from benchmarks.gpu_models import Want, opened, tiny_model
+from cache_store.codec import decode_records, encode_records
+from cache_store.layout import KVLayout, KVType
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("bench")
+    tiny_model(directory)
+    return directory
+
+
+@pytest.fixture
+def arguments(work, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_decode, "USERS", (1, 3))
+    monkeypatch.setattr(gpu_decode, "STEPS", 3)
+    monkeypatch.setattr(gpu_decode, "WARM_UP", 1)
+    found = argparse.Namespace(out=str(tmp_path), limit_s=100.0, dry=True, work=str(work), stock=False, build=True)
+    found.kv_types = found.kv_type = "k8v4"
+    found.contexts, found.tokens, found.stream_tokens = "64,300", 1024, 512
+    return found
+
+
+def rows(arguments, part: str) -> dict[str, dict]:
+    """What -> row; a row that failed fails the test."""
+    found = json.loads((Path(arguments.out) / f"{part}.json").read_text())["rows"]
+    failed = [f"{row['what']}: {row['figure']}" for row in found if row["figure"].startswith("failed")]
+    assert not failed
+    return {row["what"]: row for row in found}
+
+
+@pytest.mark.parametrize("kv_type", list(KVType))
+def test_random_records_are_what_encoding_gives(kv_type):
+    layout = KVLayout(2, 2, 64, kv_type)
+    n = 600
+    records = random_records(layout, n)
+    assert len(records) == sum(layout.record_nbytes(length) for length in layout.block_lengths(n))
+    k, v = torch.empty(2, 2, n, 64)
+    decode_records(records, n, layout, out_k=k, out_v=v)
+    assert torch.isfinite(k).all()
+    assert torch.isfinite(v).all()
+    assert k.std() > 0.05
+    assert len(b"".join(encode_records(k, v, layout))) == len(records)
+
+
+def test_decode(arguments, work):
+    result = Result("decode", "s.py", arguments)
+    gpu_decode.measure(result, arguments, work / "tiny")
+    found = rows(arguments, "decode")
+    assert "k8v4, 300 tokens, 3 users of one document" in found
+    assert "k8v4, 300 tokens, 1 user: attention alone" in found
+    assert "k8v4, 300 tokens, 3 users of one document, through host and scheduler" in found
+
+
+def test_prefill(arguments, work):
+    result = Result("prefill", "s.py", arguments)
+    with opened(work / "tiny", Want(KVType.K8V4, 2, 64, 4096, chunk_tokens=256)) as open_:
+        gpu_prefill.measure(result, open_.runner, work / "tiny", 1024, 1e9)
+    found = rows(arguments, "prefill")
+    assert found["prefill of 1K, average"]["spread"] == "one run of the whole"
+    assert "cost of exporting the blocks, prefill of 512 tokens" in found
+
+
+def test_resume(arguments, work):
+    result = Result("resume", "s.py", arguments)
+    gpu_resume.measure(result, arguments, work / "tiny", KVType.K8V4, by_prefill=True)
+    found = rows(arguments, "resume")
+    assert "k8v4, 1K: restore from disk" in found
+
+
+def test_service(arguments, work):
+    result = Result("service", "s.py", arguments)
+    with opened(work / "tiny", Want(KVType.K8V4, 4, 600, 8192, chunk_tokens=256)) as open_:
+        engine = Engine(open_.runner, Path(arguments.out) / "store", budget_nbytes=1 << 40)
+        try:
+            gpu_service.measure(result, engine, arguments, [2], 500)
+        finally:
+            engine.close()
+    found = list(rows(arguments, "service").values())
+    assert len(found) == 3
+    assert "p99" in found[1]["figure"]
+
+
+def test_failures(arguments, work, monkeypatch):
+    monkeypatch.setattr(gpu_failures, "N_CYCLED", 30)
+    result = Result("failures", "s.py", arguments)
+    gpu_failures.measure(result, arguments, with_fault=False)
+    found = rows(arguments, "failures")
+    assert len(found) == 5
+    assert all(row["met"] for row in found.values())
+
+
+def test_parity_finds_what_is_planted(arguments, work):
+    result = Result("parity", "s.py", arguments)
+    parity = gpu_parity.Parity(result, work / "tiny", arguments)
+    parity.found["torch"] = gpu_parity.torch_reference(work / "tiny", parity.ids, parity.n_document, parity.chunk)
+    parity.measure(KVType.FP16)
+    parity.compare(*gpu_parity.COMPUTE, gpu_parity.COMPUTE_LIMIT)
+    parity.compare(*gpu_parity.STORED, gpu_parity.EXACT_LIMIT)
+    parity.planted()
+    found = rows(arguments, "parity")
+    assert len(found) == 3
+    assert all(row["met"] for row in found.values())
