@@ -53,7 +53,7 @@ class Residency:
         self._changed = threading.Condition()
         self._entries: dict[DocumentRef, ResidentDocument] = {}
         self._nbytes = 0
-        self._token_nbytes = 0 if isinstance(runner, SizesDocuments) else scheduler.run(_measure_token, runner)
+        self._token_nbytes = scheduler.run(_measure_token, runner)
 
     @property
     def n_documents(self) -> int:
@@ -200,8 +200,10 @@ class Residency:
 
 
 def _measure_token(runner: Runner) -> int:
-    """Bytes of a document's token in memory; runners that keep it decoded do not tell it by the layout."""
+    """Bytes of a document's token in memory; of runners that keep it decoded the layout does not say it."""
     n_tokens = runner.limits.chunk_tokens
+    if isinstance(runner, SizesDocuments):
+        return -(-runner.document_nbytes(n_tokens) // n_tokens)
     document = runner.new_document(n_tokens)
     nbytes = document.nbytes
     runner.free_document(document)
