@@ -4,6 +4,9 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
+from tests.service.engine.exl2_engine.interpreted import use_interpreter
+
+use_interpreter()  # here, because whatever imports transformers may import triton
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Triton's interpreter, for kernels on CPU tensors where there is no card."""
 
 import os
+from importlib.util import find_spec
 
 import torch
 
@@ -11,7 +12,7 @@ def use_interpreter() -> None:
     Triton 3.6 takes a loop's bounds with ``int(array)``, which NumPy refuses since 2.5 for arrays of one element; its
     patch of tensors is completed here.
     """
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or not find_spec("triton"):
         return
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.runtime import interpreter

@@ -18,6 +18,8 @@ from tests.service.engine.exl2_engine.prefill_cases import random
 CAPABILITIES = ("80", "86", "89", "90")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_kernels_compile_for_every_generation():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
