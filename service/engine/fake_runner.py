@@ -84,6 +84,8 @@ class FakeRunner:
         self.forwards: list[list[int]] = []
         """Rows of each sequence in each forward, for tests that ask how steps were made up."""
         self.n_documents = 0
+        self.lost = False
+        """Set by a test that plays a device which answers nothing any more: calls then fail."""
         self._part_widths = self.layout.part_nbytes(1)
         self._row = sum(self._part_widths)
         self._no_document = FakeDocument(np.zeros((n_layers, 0, self._row), np.uint8), [0] * n_layers)
@@ -93,6 +95,9 @@ class FakeRunner:
     @property
     def n_tails(self) -> int:
         return len(self._tails)
+
+    def usable(self) -> bool:
+        return not self.lost
 
     def new_document(self, n_tokens: int) -> FakeDocument:
         self._check_thread()
@@ -275,6 +280,8 @@ class FakeRunner:
             raise RuntimeError("the document was freed")
 
     def _check_thread(self) -> None:
+        if self.lost:
+            raise RuntimeError("the device is lost")
         self._thread = self._thread or threading.get_ident()
         if threading.get_ident() != self._thread:
             raise RuntimeError("a runner belongs to one thread")

@@ -78,6 +78,10 @@ class Runner(Protocol):
         """Where to read snapshots into for `load_blocks`; None is ordinary memory."""
         ...
 
+    def usable(self) -> bool:
+        """Whether the device still answers; asked after an error. False is for good: only a new process helps."""
+        ...
+
     def new_document(self, n_tokens: int) -> Any:
         """Allocate room for a document of `n_tokens` tokens; it starts empty."""
         ...

@@ -77,6 +77,16 @@ class Exl2Runner:
         """Bytes that a document of `n_tokens` tokens takes of the pool."""
         return self.pool.document_nbytes(n_tokens)
 
+    def usable(self) -> bool:
+        """An illegal access makes every later call fail, waiting for the card included; running out of memory does
+        not."""
+        try:
+            if self._on_card:
+                torch.cuda.synchronize(self._device)
+        except Exception:
+            return False
+        return True
+
     def new_document(self, n_tokens: int) -> Document:
         """Raises PoolExhausted when there are too few free blocks."""
         document = self.pool.take(n_tokens)

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache_store.layout import BLOCK_TOKENS
 from service.engine.messages import DocumentRef, ReleaseDone
 from service.engine.protocol import Runner, SizesDocuments
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
@@ -67,8 +66,7 @@ class Residency:
     @property
     def max_tokens(self) -> int:
         """Tokens of the largest document that fits the budget."""
-        token_nbytes = self._token_nbytes or -(-self._document_nbytes(BLOCK_TOKENS) // BLOCK_TOKENS)
-        return self._budget // token_nbytes
+        return self._budget // self._token_nbytes
 
     @property
     def n_references(self) -> int:

@@ -29,6 +29,8 @@ T = TypeVar("T")
 CALL_SLICE_S = 0.02
 """Calls are done for at most this long between two steps, so that a restore does not hold up streams."""
 
+LOST = "the device answers no more calls; the engine ends"
+
 
 @dataclass(slots=True)
 class Counters:
@@ -132,6 +134,8 @@ class Scheduler:
                     self._do_calls()
                     self._step()
                     self._prefill_chunk()
+        except SchedulerClosed:
+            pass  # said and told already
         finally:
             self._closing = True
             self._fail_everything()
@@ -151,12 +155,24 @@ class Scheduler:
         while self._calls:
             done, function = self._calls.popleft()
             if done.set_running_or_notify_cancel():
-                try:
-                    done.set_result(function())
-                except Exception as error:
-                    done.set_exception(error)
+                self._do_call(done, function)
             if self._sequences and time.monotonic() >= until:
                 return
+
+    def _do_call(self, done: "Future[Any]", function: Callable[[], Any]) -> None:
+        try:
+            done.set_result(function())
+        except Exception as error:
+            if not self._runner.usable():
+                done.set_exception(SchedulerClosed(LOST))
+                self._end(error)
+            done.set_exception(error)
+
+    def _end(self, error: Exception) -> None:
+        """Let this thread end, and with it the engine's process: whatever is open fails as closed, and can be asked
+        for again from the next process. Raises SchedulerClosed."""
+        log.critical("%s", LOST, exc_info=error)
+        raise SchedulerClosed(LOST) from error
 
     def _step(self) -> None:
         while self._arriving:
@@ -170,6 +186,8 @@ class Scheduler:
         try:
             logits = self._runner.forward([part.rows for part in parts])
         except Exception as error:
+            if not self._runner.usable():
+                self._end(error)
             log.exception("a step of %d sequences failed", len(parts))
             for part in parts:
                 self._fail(part.sequence, error)
@@ -215,6 +233,9 @@ class Scheduler:
             self._check_chunk()
             blocks = self._runner.prefill_chunk(chunk.document, chunk.tokens, self._between_layers)
         except Exception as error:
+            if not self._runner.usable():
+                chunk.done.set_exception(SchedulerClosed(LOST))
+                self._end(error)
             if not isinstance(error, ChunkCancelled | SchedulerClosed):
                 log.exception("a document chunk of %d tokens failed", len(chunk.tokens))
             chunk.done.set_exception(error)

@@ -73,6 +73,9 @@ class TorchRunner:
         """Bytes of the model's parameters, shared ones once."""
         return sum(p.nbytes for p in self._model.parameters())
 
+    def usable(self) -> bool:
+        return True
+
     def new_document(self, n_tokens: int) -> DocumentKV:
         return DocumentKV(self._memory, n_tokens)
 
