@@ -207,7 +207,7 @@ def slow_loads(runner: Any) -> Iterator[None]:
 @contextmanager
 def planted_out_of_memory(runner: Any) -> Iterator[None]:
     """The second chunk of the next document fails in its second layer, as the allocator would."""
-    backend, calls = runner._backend, 0
+    backend, calls = runner.backend, 0
     real, last_layer = backend.prefill, runner.layout.n_layers - 1
 
     def prefill(*arguments: Any) -> Any:

@@ -159,13 +159,13 @@ def capture_report(runner: Exl2Runner, model: DecoderModel) -> None:
     step, x = packed.step, model.embed(packed.ids)
     q, k, v = runner._rotated_qkv(0, x, step.positions)
     kv = runner._tails.k[0], runner._tails.v[0]
-    attend, pool = runner._backend.attend, runner.pool.layers[0]
+    attend, pool = runner.backend.attend, runner.pool.layers[0]
     out = attend(step, q, pool, *kv, model.scale)
     parts: dict[str, Callable[[], object]] = {
         "embed": lambda: model.embed(packed.ids),
         "qkv": lambda: model.qkv(0, x)[0],
         "rope": lambda: runner._rotated_qkv(0, x, step.positions)[0],
-        "append": lambda: runner._backend.append(step, k, v, *kv),
+        "append": lambda: runner.backend.append(step, k, v, *kv),
         "attend": lambda: attend(step, q, pool, *kv, model.scale),
         "attention_out": lambda: model.attention_out(0, out, x.clone()),
         "mlp": lambda: model.mlp(0, x.clone()),

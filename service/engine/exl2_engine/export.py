@@ -4,8 +4,6 @@ Each layer's blocks are gathered on the computing stream, which makes them indep
 page-locked memory on a stream of their own. Without a card it is a plain copy.
 """
 
-import contextlib
-
 import torch
 from torch import Tensor
 
@@ -70,8 +68,3 @@ class Pace:
         if self._n:
             self._events[(self._n - 1) % 2].synchronize()
         self._n += 1
-
-
-def on_card(device: torch.device) -> "contextlib.AbstractContextManager[object]":
-    """Makes a card the current one; nothing elsewhere."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

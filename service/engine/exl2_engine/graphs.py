@@ -139,12 +139,13 @@ class CudaCapture:
             for _ in range(self.WARM_UPS):
                 work()
         self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 output = work()
         finally:
-            torch.cuda.current_stream().wait_stream(self._stream)
+            torch.cuda.set_stream(current)  # a capture that fails leaves its own as the current one
+        current.wait_stream(self._stream)
         return CudaGraphStep(graph, output)
 
 

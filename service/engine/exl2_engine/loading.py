@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, block_nbytes
 from service.engine.exl2_engine.runner import CHUNK_TOKENS, Exl2Runner
 from service.engine.exl2_engine.tails import Tails
+from service.engine.exl2_engine.warming import warm_up
 from service.engine.models.card import ModelCard, check_engine, check_kv_type, load_card
 from service.engine.models.weights import tensor_spans
 
@@ -54,6 +55,7 @@ def load_runner(
     """
     card = load_card(model_dir)
     check_engine(card, "exl2")
+    _check_device(device)
     check_kv_type(card, options.kv_type)
     layout, place = card.layout(options.kv_type), torch.device(device)
     select_backend(layout, place, options.backend)  # refuses what does not run here before minutes of loading
@@ -83,6 +85,9 @@ def make_runner(
     runner = Exl2Runner(
         model, backend, card, options.kv_type, pool=pool, tails=tails, chunk_tokens=options.chunk_tokens
     )
+    runner.limits = replace(runner.limits, max_context=min(card.max_context, n_blocks * layout.block_tokens))
+    if place.type == "cuda":
+        warm_up(runner, model)
     if place.type == "cuda" and options.graphs:
         capture_steps(runner, model, options)
     return runner
@@ -104,6 +109,12 @@ def capture_steps(runner: Exl2Runner, model: DecoderModel, options: Options) -> 
         graphs.capture_all()
     runner.graphs = graphs
     log.info("captured %d decode steps", graphs.n_graphs)
+
+
+def _check_device(device: str) -> None:
+    place = torch.device(device)
+    if place.type == "cuda" and (place.index or 0) > 0:
+        raise ValueError(f"the engine runs on the first card, not on {device}: choose it with CUDA_VISIBLE_DEVICES")
 
 
 def _on_card(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -> tuple[DecoderModel, int]:

@@ -58,7 +58,7 @@ class Exl2Runner:
         self.limits = RunnerLimits(card.max_context, chunk_tokens, tails.n_slots, tails.capacity, card.vocab_size)
         self.pool = pool
         self._model = model
-        self._backend = backend
+        self.backend = backend
         self._tails = tails
         self._device = model.device
         self._on_card = model.device.type == "cuda"
@@ -125,7 +125,7 @@ class Exl2Runner:
     def _prefill(
         self, document: Document, own: Tensor, tokens: Sequence[int], between_layers: Callable[[], None] | None
     ) -> Export:
-        model, backend, past, n = self._model, self._backend, document.n_tokens, len(tokens)
+        model, backend, past, n = self._model, self.backend, document.n_tokens, len(tokens)
         export, pace = Export(self.layout, n, self._device, self._exports), Pace(self._device)
         positions = torch.arange(past, past + n, dtype=torch.int32, device=self._device)
         x = model.embed(self._to_device(torch.tensor(tokens, dtype=torch.int32)))
@@ -175,7 +175,7 @@ class Exl2Runner:
         """Raises ValueError when the tail has no such tokens, or their KV cannot be stored."""
         if not 0 <= first < last <= self._tails.length(slot):
             raise ValueError(f"tokens {first} to {last} are not in a tail of {self._tails.length(slot)}")
-        n, backend = last - first, self._backend
+        n, backend = last - first, self.backend
         pool, blocks = self._scratch_blocks(n)
         export = Export(self.layout, n, self._device, self._exports)
         for layer in range(self.layout.n_layers):
@@ -193,7 +193,7 @@ class Exl2Runner:
         for layer in range(self.layout.n_layers):
             records = as_tensor(bytearray().join(block[layer] for block in blocks))
             unpack_records(records, n_tokens, self.layout, pool)
-            self._backend.decode(pool, numbers, n_tokens, *self._tails.tokens(layer, slot, end - n_tokens, end))
+            self.backend.decode(pool, numbers, n_tokens, *self._tails.tokens(layer, slot, end - n_tokens, end))
         self._tails.extend(slot, n_tokens)
 
     def _scratch_blocks(self, n_tokens: int) -> tuple[Tensor, Tensor]:
@@ -231,7 +231,7 @@ class Exl2Runner:
 
     def hidden(self, packed: PackedStep) -> Tensor:
         """Hidden states ``[R, hidden_size]`` behind the last layer; writes the rows' KV to their tails."""
-        model, backend, step, tails = self._model, self._backend, packed.step, self._tails
+        model, backend, step, tails = self._model, self.backend, packed.step, self._tails
         x = model.embed(packed.ids)
         for layer, pool in enumerate(self.pool.layers):
             q = self._append(layer, x, step)
@@ -246,7 +246,7 @@ class Exl2Runner:
             q, k, v = self._model.qkv(layer, x)
             return self._fused_append(q, k, v, step, *self._model.rope(layer), tail_k, tail_v)
         q, k, v = self._rotated_qkv(layer, x, step.positions)
-        self._backend.append(step, k, v, tail_k, tail_v)
+        self.backend.append(step, k, v, tail_k, tail_v)
         return q
 
     def step_logits(self, packed: PackedStep) -> Tensor:
@@ -257,8 +257,8 @@ class Exl2Runner:
         """Queries, keys and values as attention and storage take them: after RoPE, in the codec's space."""
         q, k, v = self._model.qkv(layer, x)
         inv_freq, scaling = self._model.rope(layer)
-        turn = self._backend.rope_and_rotate
-        return turn(q, positions, inv_freq, scaling), turn(k, positions, inv_freq, scaling), self._backend.rotate(v)
+        turn = self.backend.rope_and_rotate
+        return turn(q, positions, inv_freq, scaling), turn(k, positions, inv_freq, scaling), self.backend.rotate(v)
 
     def _to_device(self, host: Tensor) -> Tensor:
         if not self._on_card:

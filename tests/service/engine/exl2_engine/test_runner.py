@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from cache_store.layout import KVType
+from service.engine.exl2_engine.loading import Options, load_runner
 from service.engine.exl2_engine.pool import PoolExhausted
+from service.engine.exl2_engine.warming import warm_up
 from service.engine.protocol import Rows
 from service.engine.torch_engine.runner import TorchRunner
 
@@ -302,3 +304,23 @@ def test_its_fingerprint_tells_it_from_other_engines(make_runner, torch_runner):
     assert ours.weights == theirs.weights
     assert ours.engine != theirs.engine
     assert ours.digest != make_runner(KVType.K8V4, chunk_tokens=1024).fingerprint.digest
+
+
+@pytest.mark.parametrize("n_blocks", [1, 2, 24])
+def test_warming_up_gives_back_all_it_takes(make_runner, ids, read_document, n_blocks):
+    runner = make_runner(KVType.K8V4, n_blocks=n_blocks)
+    warm_up(runner, runner._model)
+    assert runner.pool.n_free == n_blocks
+    assert runner.tails_used == 0
+    tokens = ids(200)
+    assert as_bytes(read_document(runner, tokens)[1]) == as_bytes(read_document(make_runner(KVType.K8V4), tokens)[1])
+
+
+def test_the_context_is_no_longer_than_the_pool(make_runner):
+    assert make_runner(n_blocks=3).limits.max_context == 768
+    assert make_runner(n_blocks=24).limits.max_context == 4096
+
+
+def test_only_the_first_card_is_used(tiny_dir):
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES"):
+        load_runner(tiny_dir, Options(KVType.FP16), "cuda:1")
