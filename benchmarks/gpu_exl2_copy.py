@@ -1,6 +1,6 @@
 """An EXL2 copy of a model by exllamav2's own converter, and the same copy with its weights written out.
 
-    PYTHONPATH=. python benchmarks/gpu_exl2_copy.py MODEL_DIR OUT [--bits 4.0] [--head-bits 6]
+    python -m benchmarks.gpu_exl2_copy MODEL_DIR OUT [--bits 4.0] [--head-bits 6]
 
 Runs on a card. MODEL_DIR is an imported model with plain weights. `OUT/exl2` and `OUT/plain` become imported models:
 the first for the exl2 engine, the second for the torch engine, with weights of equal value, as exllamav2 reconstructs
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_gptq import finish, write
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.gpu_gptq import finish, write
 from service.engine.models.card import load_card
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}

@@ -1,6 +1,6 @@
 """A GPTQ copy of a model, and the same copy with its weights written out: one reference for two engines.
 
-    PYTHONPATH=. python benchmarks/gpu_gptq.py MODEL_DIR OUT [--group-size 64] [--act-order]
+    python -m benchmarks.gpu_gptq MODEL_DIR OUT [--group-size 64] [--act-order]
 
 MODEL_DIR is an imported model with plain weights. `OUT/gptq` and `OUT/plain` become imported models: the first for the
 exl2 engine, the second for the torch engine, with weights of equal value. Weights are rounded to the nearest of 16

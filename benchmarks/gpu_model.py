@@ -1,6 +1,6 @@
 """An EXL2 model of any shape with random weights, for measuring speed and memory on a card.
 
-    PYTHONPATH=. python benchmarks/gpu_model.py /dev/shm/models/big            # 27B-shaped, 4.0 bpw, 13.3 GB, ~20 s
+    python -m benchmarks.gpu_model /dev/shm/models/big            # 27B-shaped, 4.0 bpw, 13.3 GB, ~20 s
     PREREAD_DATA_DIR=... PREREAD_ENGINE=exl2 PREREAD_MODEL=/dev/shm/models/big preread serve
 
 Speed and memory do not depend on the values of weights. The directory is a finished model of Preread (card included)

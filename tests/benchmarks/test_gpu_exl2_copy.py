@@ -1,25 +1,18 @@
 """The parts of the EXL2 copy that need no card: what the converter is told about a model."""
 
-import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmarks import gpu_exl2_copy as copy
+
 STORED = {"model_type": "llama", "hidden_size": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 1e5}}
 
 
-@pytest.fixture
-def copy(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("gpu_exl2_copy")
-
-
-def test_the_converter_reads_our_base_of_rope(copy: ModuleType, tmp_path: Path) -> None:
+def test_the_converter_reads_our_base_of_rope(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps(STORED))
@@ -34,12 +27,12 @@ def test_the_converter_reads_our_base_of_rope(copy: ModuleType, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("change", [{"model_type": "granite"}, {"rope_parameters": {"rope_type": "yarn"}}])
-def test_what_is_not_translated_is_refused(copy: ModuleType, change: dict) -> None:
+def test_what_is_not_translated_is_refused(change: dict) -> None:
     with pytest.raises(SystemExit, match="not translated"):
         copy.exllama_config(STORED | change)
 
 
-def test_the_modules_that_stand_in_satisfy_who_looks_for_them(copy: ModuleType) -> None:
+def test_the_modules_that_stand_in_satisfy_who_looks_for_them() -> None:
     """torch asks for the spec of every module it knows, pandas among them."""
     prelude = copy.CONVERT.rsplit("runpy.run_module", 1)[0]
     check = "import pandas, fastparquet; assert importlib.util.find_spec('pandas').loader is None"

@@ -1,25 +1,9 @@
 """The GPTQ copy read as exllamav2 reads it (`reconstruct_gptq_kernel`) has the weights of the plain copy."""
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def gpu_gptq() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_gptq", ROOT / "benchmarks" / "gpu_gptq.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_gptq"] = module
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import gpu_gptq
 
 
 def nibbles(packed: torch.Tensor, dim: int) -> torch.Tensor:
@@ -28,7 +12,7 @@ def nibbles(packed: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("act_order", [False, True])
-def test_the_stored_numbers_are_the_plain_weights(gpu_gptq: ModuleType, act_order: bool) -> None:
+def test_the_stored_numbers_are_the_plain_weights(act_order: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 192, generator=generator) * 0.05
     order = torch.randperm(192, generator=generator) if act_order else None
@@ -44,7 +28,7 @@ def test_the_stored_numbers_are_the_plain_weights(gpu_gptq: ModuleType, act_orde
     assert bool((group.diff() >= 0).all()) is not act_order
 
 
-def test_a_group_divides_the_inputs(gpu_gptq: ModuleType) -> None:
+def test_a_group_divides_the_inputs() -> None:
     assert [gpu_gptq.group_size_for(n, 128) for n in (1536, 576, 96)] == [128, 64, 32]
     with pytest.raises(ValueError, match="groups of 32"):
         gpu_gptq.group_size_for(48, 128)

@@ -1,15 +1,13 @@
 """The synthetic model is what exllamav2 0.3.2 reads: `ext.make_q_matrix` and its C++ side check these shapes."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from benchmarks import gpu_model
 from cache_store.layout import KVType
 from service.engine.exl2_engine.footprint import weights_footprint
 from service.engine.models.card import check_kv_type, load_card
@@ -17,23 +15,11 @@ from service.engine.models.rope import rope_digest
 from service.engine.models.weights import tensor_spans
 from service.engine.tokenizer import Tokenizer
 
-ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 2, "hidden": 256, "intermediate": 384, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocab": 512}
 
 
 @pytest.fixture(scope="module")
-def gpu_model() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_model", ROOT / "benchmarks" / "gpu_model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu_model"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def tiny(gpu_model: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
     directory.mkdir()
     recipe = gpu_model.Recipe(**SIZES, context=4096)
@@ -119,11 +105,11 @@ def test_the_plan_counts_its_bytes(tiny: Path) -> None:
     assert sum(found.embedding) == 512 * 256 * 2
 
 
-def test_too_many_rows_are_refused(gpu_model: ModuleType) -> None:
+def test_too_many_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="more rows than EXL2 can number"):
         gpu_model.exl2_linear(gpu_model.Noise(0, 1 << 10), 1 << 19, 8, 4)
 
 
-def test_a_directory_in_use_is_left_alone(gpu_model: ModuleType, tiny: Path) -> None:
+def test_a_directory_in_use_is_left_alone(tiny: Path) -> None:
     with pytest.raises(SystemExit, match="not empty"):
         gpu_model.make(gpu_model.Recipe(**SIZES), tiny)

@@ -6,12 +6,10 @@ from pathlib import Path
 import torch
 
 from cache_store.layout import KVType
-from service.engine.exl2_engine.backends import select_backend
-from service.engine.exl2_engine.loading import Options, dq_elements, plan
+from service.engine.exl2_engine.cards import check_card
+from service.engine.exl2_engine.loading import Options, dq_elements, make_runner, plan
 from service.engine.exl2_engine.model import DecoderModel
-from service.engine.exl2_engine.pool import BlockPool
 from service.engine.exl2_engine.runner import CHUNK_TOKENS, Exl2Runner
-from service.engine.exl2_engine.tails import Tails
 from service.engine.models.card import KVGate, ModelCard
 from service.engine.models.gate import gate_ids, measure_kv_types
 from service.engine.models.source import Progress, silent
@@ -21,15 +19,14 @@ GATE_CHUNK_TOKENS = 512
 
 
 def card_gate(model_dir: Path, card: ModelCard, progress: Progress = silent) -> dict[str, KVGate]:
-    """The gate over the bundled text, in FP16 on the first card. Raises ModelError and its kinds, ImportError without
-    exllamav2."""
+    """The gate over the bundled text, in FP16 on the first card. Raises ModelError and its kinds."""
     from service.engine.exl2_engine.exllama import ExllamaModel
 
     ids = gate_ids(model_dir, card)
-    dq = dq_elements(model_dir, card)
+    check_card(torch.device("cuda", 0))
     options = Options(KVType.FP16, n_slots=1, tail_tokens=len(ids), max_context=len(ids), graphs=False)
-    plan(model_dir, card, card.layout(KVType.FP16), options, dq)
-    model = ExllamaModel.load(model_dir, max_rows=CHUNK_TOKENS, max_dq_elements=dq)
+    plan(model_dir, card, card.layout(KVType.FP16), options)
+    model = ExllamaModel.load(model_dir, max_rows=CHUNK_TOKENS, max_dq_elements=dq_elements(model_dir, card))
     return measure_kv_types(runner_maker(model, card, len(ids)), ids, progress=progress)
 
 
@@ -37,16 +34,7 @@ def runner_maker(model: DecoderModel, card: ModelCard, n_tokens: int) -> Callabl
     """Makes runners over one loaded model, each with room for `n_tokens` tokens in a KV type, measured or not."""
 
     def make(kv_type: KVType) -> Exl2Runner:
-        layout = card.layout(kv_type)
-        device = torch.device(model.device)
-        return Exl2Runner(
-            model,
-            select_backend(layout, device, "auto"),
-            card,
-            kv_type,
-            pool=BlockPool(layout, layout.n_blocks(n_tokens), device),
-            tails=Tails(layout, 1, n_tokens, model.dtype, device),
-            chunk_tokens=GATE_CHUNK_TOKENS,
-        )
+        options = Options(kv_type, n_slots=1, tail_tokens=n_tokens, chunk_tokens=GATE_CHUNK_TOKENS, graphs=False)
+        return make_runner(model, card, options, card.layout(kv_type).n_blocks(n_tokens))
 
     return make

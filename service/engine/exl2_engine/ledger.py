@@ -10,16 +10,30 @@ from typing import Any
 
 from cache_store.layout import KVLayout
 from service.engine.exl2_engine.footprint import MIB, Footprint, reserved_nbytes, weights_footprint
-from service.engine.exl2_engine.scratch import Shape, decode_work, exllama_scratch, prefill_work, rope_table
+from service.engine.exl2_engine.scratch import (
+    Shape,
+    exllama_scratch,
+    logits_work,
+    past_piece,
+    prefill_work,
+    rope_table,
+    step_work,
+)
 from service.engine.models.errors import ModelError
 from service.engine.models.weights import TensorSpan
 
 GIB = 1 << 30
 LIBRARIES_NBYTES = 512 * MIB
-"""CUDA's own memory beside the context that exists when the plan is made: code of exllamav2, cuBLAS and Triton as it
-is loaded, cuBLAS work space."""
-GRAPH_NBYTES = 16 * MIB
+"""What CUDA takes beside torch's allocator once everything ran: code of exllamav2, cuBLAS, cuDNN and Triton as it is
+loaded. The context itself exists when the plan is made."""
+WORKSPACES_NBYTES = 2 * 32 * MIB
+"""Workspace of cuBLAS, one for each stream that multiplies: that of the engine and that of the captures."""
+GRAPH_NBYTES = 4 * MIB
 """What the driver keeps for one captured decode step, beside its buffers."""
+TAIL_PARTS = 8
+"""Most pieces that a tail is cut into (`kernels.attend`)."""
+DOCUMENT_PARTS = 128
+"""Most pieces that a document is cut into for a few rows; more rows need fewer."""
 RESERVE_NBYTES = GIB
 """Left free: rounding of the allocator, and other users of the card."""
 
@@ -32,22 +46,23 @@ class MemoryPlanRefused(ModelError):
 class Sizes:
     """What an operator chose, and what the engine is built with.
 
-    `chunk_tokens`: of document prefill, also exllamav2's `max_input_len`. `rope_rows`: length of exllamav2's own
-    RoPE tables. `piece_tokens`: of the past decoded at a time in prefill (0: never decoded). `max_dq_elements`:
-    exllamav2's `max_dq_size`. `logit_rows`: most rows whose logits one forward gives. `splits`: most pieces a
-    document is cut into for decode. `graph_rows`: rows of the captured decode steps.
+    `pool_nbytes`: most that documents may take; None is all that is left. `chunk_tokens`: of document prefill, also
+    exllamav2's `max_input_len`. `rope_rows`: length of exllamav2's own RoPE tables. `piece_tokens`: of the past decoded
+    at a time in prefill. `max_dq_elements`: exllamav2's `max_dq_size`. `logit_rows`: most rows whose logits one forward
+    gives. `graph_rows`: rows of the captured decode steps, each captured for `graph_contexts` lengths.
     """
 
     max_context: int
     n_slots: int
     tail_tokens: int
+    pool_nbytes: int | None = None
     chunk_tokens: int = 2048
     rope_rows: int = 2048
-    piece_tokens: int = 8192
+    piece_tokens: int = 16384
     max_dq_elements: int = 512 * MIB
-    logit_rows: int = 128
-    splits: int = 64
-    graph_rows: tuple[int, ...] = (1, 2, 4, 8, 16)
+    logit_rows: int = 256
+    graph_rows: tuple[int, ...] = (1, 2, 4, 8)
+    graph_contexts: int = 3
     share_head: bool = True
     tail_itemsize: int = 2
     reserve_nbytes: int = RESERVE_NBYTES
@@ -123,12 +138,13 @@ def plan_memory(
         Line("in use already (context, others)", memory.total - memory.free, "before"),
         *_load_lines(shape, footprint, sizes),
         Line("tails", _tails_nbytes(layout, sizes), "tails"),
-        *_work_lines(shape, footprint, sizes),
+        *_work_lines(shape, footprint, layout, sizes),
         Line("reserve", sizes.reserve_nbytes, "never"),
     ]
     left = memory.total - sum(line.nbytes for line in lines)
     block_nbytes = layout.record_nbytes(layout.block_tokens) * layout.n_layers
-    blocks = max(0, left - layout.n_layers * 2 * MIB) // block_nbytes
+    room = left - layout.n_layers * 2 * MIB
+    blocks = max(0, room if sizes.pool_nbytes is None else min(room, sizes.pool_nbytes)) // block_nbytes
     pool = reserved_nbytes([blocks * layout.record_nbytes(layout.block_tokens)] * layout.n_layers)
     lines.insert(-1, Line("documents (block pool)", pool, "pool"))
     ledger = Ledger(tuple(lines), memory, blocks, block_nbytes, layout.block_tokens)
@@ -151,15 +167,19 @@ def _load_lines(shape: Shape, footprint: Footprint, sizes: Sizes) -> list[Line]:
     ]
 
 
-def _work_lines(shape: Shape, footprint: Footprint, sizes: Sizes) -> list[Line]:
-    prefill = prefill_work(shape, footprint.quantized, sizes.chunk_tokens, sizes.piece_tokens)
-    rows = max((*sizes.graph_rows, 1))
-    decode = decode_work(shape, rows, sizes.splits)
-    logits = 6 * sizes.logit_rows * shape.vocab
+def _work_lines(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Sizes) -> list[Line]:
+    quantized, n_graphs = footprint.quantized, len(sizes.graph_rows) * sizes.graph_contexts
+    scratch = layout.record_nbytes(layout.block_tokens) * layout.n_blocks(sizes.tail_tokens)
+    prefill = prefill_work(shape, quantized, sizes.chunk_tokens)
+    question = step_work(shape, quantized, sizes.tail_tokens, TAIL_PARTS + 2) + logits_work(shape, sizes.logit_rows)
+    widest = max((*sizes.graph_rows, 1))
+    captured = step_work(shape, quantized, widest, TAIL_PARTS + DOCUMENT_PARTS) if n_graphs else 0
+    outputs = sum(logits_work(shape, rows) for rows in sizes.graph_rows) * sizes.graph_contexts
     return [
-        Line("prefill of one chunk", prefill, "work"),
-        Line("decode steps and logits", decode + logits, "work"),
-        Line("captured steps", GRAPH_NBYTES * len(sizes.graph_rows), "work"),
+        Line("one chunk or one long question", max(prefill, question), "work"),
+        Line("decoded past of a chunk", past_piece(shape, sizes.piece_tokens) + scratch, "work"),
+        Line("captured decode steps", captured + outputs + n_graphs * GRAPH_NBYTES, "work"),
+        Line("workspaces of cuBLAS", WORKSPACES_NBYTES, "work"),
         Line("code and libraries", LIBRARIES_NBYTES, "work"),
     ]
 

@@ -10,16 +10,19 @@ import torch
 
 from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine.backends import Choice, select_backend
+from service.engine.exl2_engine.cards import check_card
 from service.engine.exl2_engine.exllama_loading import ROPE_ROWS
 from service.engine.exl2_engine.footprint import weights_footprint
-from service.engine.exl2_engine.graphs import ROWS, CudaCapture, DecodeGraphs, bounds
+from service.engine.exl2_engine.graphs import CONTEXTS, ROWS, CudaCapture, DecodeGraphs, bounds
 from service.engine.exl2_engine.ledger import RESERVE_NBYTES, CardMemory, Ledger, Sizes, plan_memory
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, block_nbytes
-from service.engine.exl2_engine.runner import CHUNK_TOKENS, Exl2Runner
+from service.engine.exl2_engine.prefill_attention import PIECE_TOKENS
+from service.engine.exl2_engine.runner import CHUNK_TOKENS, HEAD_ROWS, Exl2Runner
 from service.engine.exl2_engine.tails import Tails
 from service.engine.exl2_engine.warming import warm_up
 from service.engine.models.card import ModelCard, check_engine, check_kv_type, load_card
+from service.engine.models.errors import EngineRefused
 from service.engine.models.weights import tensor_spans
 
 log = logging.getLogger(__name__)
@@ -50,21 +53,26 @@ def load_runner(
 ) -> Exl2Runner:
     """A runner on a card, or on "cpu" in FP32. `phase_over` is told `load`, `tails` and `pool` as each is done.
 
-    Raises ModelError and its kinds (MemoryPlanRefused, UnsupportedModel), ValueError for a backend that does not run
-    here, ImportError without exllamav2.
+    Raises ModelError and its kinds (EngineRefused, MemoryPlanRefused, UnsupportedModel), ValueError for a backend that
+    does not run here.
     """
     card = load_card(model_dir)
     check_engine(card, "exl2")
-    _check_device(device)
+    check_card(torch.device(device))
     check_kv_type(card, options.kv_type)
     layout, place = card.layout(options.kv_type), torch.device(device)
     select_backend(layout, place, options.backend)  # refuses what does not run here before minutes of loading
+    ledger: Ledger | None = None
     if place.type == "cuda":
-        model, n_blocks = _on_card(model_dir, card, layout, options)
+        ledger = plan(model_dir, card, layout, options)
+        log.info("the card's memory:\n%s", ledger.table())
+        model, n_blocks = _on_card(model_dir, card, options), ledger.pool_blocks
     else:
-        model, n_blocks = _on_cpu(model_dir, layout, options)
+        model, n_blocks = _on_cpu(model_dir, card, layout, options)
     phase_over("load")
-    return make_runner(model, card, options, n_blocks, phase_over)
+    runner = make_runner(model, card, options, n_blocks, phase_over)
+    runner.ledger = ledger
+    return runner
 
 
 def make_runner(
@@ -111,34 +119,26 @@ def capture_steps(runner: Exl2Runner, model: DecoderModel, options: Options) -> 
     log.info("captured %d decode steps", graphs.n_graphs)
 
 
-def _check_device(device: str) -> None:
-    place = torch.device(device)
-    if place.type == "cuda" and (place.index or 0) > 0:
-        raise ValueError(f"the engine runs on the first card, not on {device}: choose it with CUDA_VISIBLE_DEVICES")
-
-
-def _on_card(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -> tuple[DecoderModel, int]:
+def _on_card(model_dir: Path, card: ModelCard, options: Options) -> DecoderModel:
     from service.engine.exl2_engine.exllama import ExllamaModel
 
-    max_dq_elements = dq_elements(model_dir, card)
-    ledger = plan(model_dir, card, layout, options, max_dq_elements)
-    log.info("the card's memory:\n%s", ledger.table())
-    model = ExllamaModel.load(model_dir, max_rows=options.chunk_tokens, max_dq_elements=max_dq_elements)
-    n_blocks = ledger.pool_blocks
-    if options.pool_nbytes is not None:
-        n_blocks = min(n_blocks, options.pool_nbytes // ledger.block_nbytes)
-    return model, n_blocks
+    elements = dq_elements(model_dir, card)
+    model = ExllamaModel.load(model_dir, max_rows=options.chunk_tokens, max_dq_elements=elements)
+    torch.cuda.empty_cache()  # what only loading needed is not in the plan
+    return model
 
 
-def _on_cpu(model_dir: Path, layout: KVLayout, options: Options) -> tuple[DecoderModel, int]:
+def _on_cpu(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -> tuple[DecoderModel, int]:
     from service.engine.exl2_engine.plain import PlainModel
 
+    if card.needs_card:
+        raise EngineRefused(f"the weights of {card.name} are quantized ({card.quantization}): they need an NVIDIA card")
     if options.pool_nbytes is None:
         raise ValueError("without a card the memory for documents must be given")
     return PlainModel.load(model_dir, torch.float32), options.pool_nbytes // block_nbytes(layout)
 
 
-def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options, max_dq_elements: int) -> Ledger:
+def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -> Ledger:
     """The memory plan of a model on the first card as it is now. Raises MemoryPlanRefused."""
     sizes = Sizes(
         max_context=min(options.max_context or card.max_context, card.max_context),
@@ -146,8 +146,12 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options, m
         tail_tokens=options.tail_tokens,
         chunk_tokens=options.chunk_tokens,
         rope_rows=ROPE_ROWS,
-        max_dq_elements=max_dq_elements,
+        max_dq_elements=dq_elements(model_dir, card),
         graph_rows=tuple(bounds(ROWS, options.max_rows)) if options.graphs else (),
+        graph_contexts=len(CONTEXTS) + 1,
+        piece_tokens=PIECE_TOKENS,
+        logit_rows=HEAD_ROWS,
+        pool_nbytes=options.pool_nbytes,
         reserve_nbytes=options.reserve_nbytes,
     )
     config = json.loads((model_dir / "config.json").read_text("utf-8"))

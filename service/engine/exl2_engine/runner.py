@@ -16,6 +16,7 @@ from service.engine.exl2_engine.backend import KVBackend
 from service.engine.exl2_engine.copies import CopyStream
 from service.engine.exl2_engine.export import Export, Pace
 from service.engine.exl2_engine.graphs import DecodeGraphs
+from service.engine.exl2_engine.ledger import Ledger
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, Document
 from service.engine.exl2_engine.records import as_tensor
@@ -37,7 +38,7 @@ HEAD_ROWS = 256
 class Exl2Runner:
     """A model over documents in a block pool and tails in slots. `loading.load_runner` makes one.
 
-    `graphs`: captured decode steps, once there are any.
+    `graphs`: captured decode steps, once there are any. `ledger`: the plan of the card's memory, on a card.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Exl2Runner:
         self._fused_append = getattr(backend, "fused_append", None)
         self._scratch: Tensor | None = None
         self.graphs: DecodeGraphs | None = None
+        self.ledger: Ledger | None = None
 
     @property
     def tails_used(self) -> int:

@@ -72,25 +72,41 @@ def rope_table(max_seq_len: int, head_dim: int) -> int:
     return 2 * max_seq_len * head_dim * _HALF
 
 
-def prefill_work(shape: Shape, quantized: bool, n: int, piece_tokens: int) -> int:
-    """The most that one document chunk of `n` tokens holds at a time, in attention or in the MLP.
+def prefill_work(shape: Shape, quantized: bool, n: int) -> int:
+    """The most that one document chunk of `n` tokens holds at a time (`Exl2Runner._prefill`): the states and, of a
+    layer, the larger of what attention and the MLP need.
 
-    Throughout: the residual stream and its normed copy. Attention: queries, keys and values before and after RoPE
-    and the transform, the output, and two FP32 partial outputs with their log-sum-exps, which are merged;
-    `piece_tokens` tokens of the past decoded to FP16. MLP: two intermediates and their product, unless exllamav2's
-    scratch has them.
+    Attention (`prefill_attention`): queries, keys and values, transformed; the queries again with heads first, keys
+    and values repeated for every query head, two FP16 partial outputs, the merged one in FP32, the output. MLP: see
+    `mlp_work`.
     """
-    streams = _HALF * 2 * n * shape.hidden
-    qkv = _HALF * 2 * n * (shape.query_width + 2 * shape.kv_width)
-    outs = _HALF * n * shape.query_width + 2 * _FP32 * n * (shape.query_width + shape.n_heads)
-    decoded = _HALF * 2 * piece_tokens * shape.kv_width
-    mlp = _HALF * n * shape.hidden if quantized else _HALF * (3 * n * shape.intermediate + n * shape.hidden)
-    return streams + max(qkv + outs + decoded, mlp)
+    states = _HALF * n * shape.hidden
+    before = _HALF * 2 * n * (shape.query_width + 2 * shape.kv_width) + states
+    attention = _HALF * n * (shape.query_width + 2 * shape.kv_width)
+    attention += n * shape.query_width * (6 * _HALF + _FP32) + 3 * _FP32 * n * shape.n_heads
+    return states + max(before, attention, mlp_work(shape, quantized, n))
 
 
-def decode_work(shape: Shape, rows: int, splits: int) -> int:
-    """Buffers of the widest decode step of `rows` rows: states, FP32 partial results of `splits` pieces of a document
-    with their log-sum-exps, intermediates, and logits in FP16 and FP32."""
-    states = _HALF * rows * (4 * shape.hidden + 4 * shape.query_width + 4 * shape.kv_width + 3 * shape.intermediate)
-    partials = _FP32 * rows * (splits + 1) * (shape.query_width + 2 * shape.n_heads)
-    return states + partials + (_HALF + _FP32) * rows * shape.vocab
+def past_piece(shape: Shape, piece_tokens: int) -> int:
+    """Keys and values of a piece of the past, decoded to FP16. All layers share it."""
+    return _HALF * 2 * piece_tokens * shape.kv_width
+
+
+def mlp_work(shape: Shape, quantized: bool, n: int) -> int:
+    """Of `n` rows: the normed states, both intermediates, one of them after its gate, their product. exllamav2's
+    quantized MLP has all of that in its scratch."""
+    return 0 if quantized else _HALF * n * (2 * shape.hidden + 4 * shape.intermediate)
+
+
+def step_work(shape: Shape, quantized: bool, rows: int, parts: int) -> int:
+    """The most that a forward of sequences' rows holds at a time: states, queries, keys and values, and `parts`
+    partial results in FP32 with their log-sum-exps (`kernels.attend`)."""
+    states = _HALF * 2 * rows * shape.hidden
+    attention = _HALF * rows * (3 * shape.query_width + 2 * shape.kv_width)
+    attention += _FP32 * rows * parts * (shape.query_width + shape.n_heads)
+    return states + max(attention, mlp_work(shape, quantized, rows))
+
+
+def logits_work(shape: Shape, rows: int) -> int:
+    """Logits in FP16, padded as the head is, and in FP32."""
+    return rows * (_HALF * _padded(shape.vocab) + _FP32 * shape.vocab)

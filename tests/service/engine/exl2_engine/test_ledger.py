@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,29 @@ def test_unquantized_layers_need_no_scratch() -> None:
     spans = [span("model.layers.0.mlp.up_proj.weight", "F16", 64, 64), span("model.embed_tokens.weight", "F16", 64, 64)]
     ledger = plan_memory(spans, CONFIG, layout(), SIZES, H200)
     assert [line.nbytes for line in ledger.lines if "scratch" in line.name] == [0]
+
+
+def test_less_for_documents_can_be_asked_for() -> None:
+    wanted = 4096 * 256 * layout().bytes_per_token
+    ledger = plan_memory(exl2_27b(), CONFIG, layout(), replace(SIZES, pool_nbytes=wanted), H200)
+    assert ledger.pool_blocks == 4096
+    everything = plan_memory(exl2_27b(), CONFIG, layout(), SIZES, H200)
+    assert wanted <= everything.announced_nbytes
+    assert ledger.nbytes("load", "tails", "work") == everything.nbytes("load", "tails", "work")
+
+
+def test_more_at_once_takes_more_memory() -> None:
+    def taken(**changes: Any) -> int:
+        return plan_memory(exl2_27b(), CONFIG, layout(), replace(SIZES, **changes), H200).nbytes(
+            "load", "tails", "work"
+        )
+
+    base = taken()
+    assert taken(n_slots=10) - base == 2048 * 64 * 8 * 128 * 2 * 2
+    assert taken(chunk_tokens=8192) > base
+    assert taken(graph_rows=(1, 2, 4, 8, 16)) > base > taken(graph_rows=())
+    assert taken(max_dq_elements=1 << 20) < base
+    assert taken(share_head=False) == base  # this head is not the embedding
 
 
 def test_a_measured_peak_is_set_beside_the_plan() -> None:

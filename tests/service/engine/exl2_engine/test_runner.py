@@ -7,6 +7,7 @@ from cache_store.layout import KVType
 from service.engine.exl2_engine.loading import Options, load_runner
 from service.engine.exl2_engine.pool import PoolExhausted
 from service.engine.exl2_engine.warming import warm_up
+from service.engine.models.errors import EngineRefused
 from service.engine.protocol import Rows
 from service.engine.torch_engine.runner import TorchRunner
 
@@ -322,5 +323,5 @@ def test_the_context_is_no_longer_than_the_pool(make_runner):
 
 
 def test_only_the_first_card_is_used(tiny_dir):
-    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(EngineRefused, match="CUDA_VISIBLE_DEVICES"):
         load_runner(tiny_dir, Options(KVType.FP16), "cuda:1")
