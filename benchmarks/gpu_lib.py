@@ -1,6 +1,7 @@
 """What the benchmarks on a card share: results that survive a time limit, the card's name, its ceilings."""
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -115,6 +116,7 @@ def parse(description: str | None, extra: Callable[[argparse.ArgumentParser], ob
     return parser.parse_args()
 
 
+@functools.cache
 def card() -> str:
     """The card, its driver and the versions that matter; the processor when there is none."""
     names = ("triton", "exllamav2")

@@ -1,7 +1,9 @@
 """The models that the benchmarks of a card run, and runners over them."""
 
 import argparse
+import functools
 import gc
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,6 +45,7 @@ def model_dir(arguments: argparse.Namespace, size: str) -> Path:
 
     target = work / f"exl2-{size}"
     if not (target / "preread.json").exists():
+        shutil.rmtree(target, ignore_errors=True)
         make(Recipe() if size == "big" else Recipe(**SMALL), target)
     return target
 
@@ -97,23 +100,43 @@ class Opened:
 
 @contextmanager
 def opened(directory: Path, want: Want) -> Iterator[Opened]:
-    """A runner, its memory given back at the end. Raises what loading raises."""
+    """A runner over the directory's model, which stays loaded; the runner's memory is given back at the end. Raises
+    what loading raises."""
+    release_memory()
     made = _make(directory, want)
     try:
         yield made
     finally:
         made.runner = made.model = None
         made.set_graphs = lambda _: None
-        gc.collect()
-        if ON_CARD:
-            torch.cuda.empty_cache()
+        release_memory()
+
+
+def release_memory() -> None:
+    """Back to the card what nothing holds any more."""
+    gc.collect()
+    if ON_CARD:
+        torch.cuda.empty_cache()
+
+
+@functools.lru_cache(maxsize=1)
+def _model(directory: Path) -> Any:
+    from service.engine.exl2_engine.loading import dq_elements
+    from service.engine.exl2_engine.plain import PlainModel
+    from service.engine.exl2_engine.runner import CHUNK_TOKENS
+
+    if not ON_CARD:
+        return PlainModel.load(directory, torch.float32)
+    from service.engine.exl2_engine.exllama import ExllamaModel
+
+    elements = dq_elements(directory, load_card(directory))
+    return ExllamaModel.load(directory, max_rows=CHUNK_TOKENS, max_dq_elements=elements)
 
 
 def _make(directory: Path, want: Want) -> Opened:
-    from service.engine.exl2_engine.loading import Options, load_runner
+    from service.engine.exl2_engine.loading import Options, make_runner
 
-    layout = load_card(directory).layout(want.kv_type)
-    block = layout.record_nbytes(layout.block_tokens) * layout.n_layers
+    card = load_card(directory)
     options = Options(
         kv_type=want.kv_type,
         n_slots=want.n_slots,
@@ -121,15 +144,15 @@ def _make(directory: Path, want: Want) -> Opened:
         max_rows=max(want.n_slots - 2, 1),
         chunk_tokens=want.chunk_tokens,
         backend=want.backend,
-        pool_nbytes=layout.n_blocks(want.pool_tokens) * block,
         graphs=want.graphs,
     )
-    runner = load_runner(directory, options, "cuda:0" if ON_CARD else "cpu")
+    model = _model(directory)
+    runner = make_runner(model, card, options, card.layout(want.kv_type).n_blocks(want.pool_tokens))
     graphs = runner.graphs
     if graphs is not None:
-        print(f"{graphs.n_graphs} decode steps captured; {graphs.failure or 'none failed'}")
+        print(f"{graphs.n_graphs} decode steps captured; {graphs.failure or 'none failed'}", flush=True)
 
     def set_graphs(on: bool) -> None:
         runner.graphs = graphs if on else None
 
-    return Opened(runner, runner._model, set_graphs)
+    return Opened(runner, model, set_graphs)

@@ -9,8 +9,12 @@ last run plants a fault (prefill without a causal mask), which these limits must
 """
 
 import argparse
+import functools
 import itertools
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,7 +108,7 @@ def mask_off(runner: Any) -> Iterator[None]:
     def prefill(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, blocks: Tensor, n_past: int, scale: float) -> Tensor:
         past = [torch.empty(layout.n_kv_heads, n_past, layout.head_dim, dtype=k.dtype, device=k.device) for _ in "kv"]
         if n_past:
-            backend.decode(pool, blocks, n_past, *past)
+            backend.decode(pool, blocks[: n_past // layout.block_tokens], n_past, *past)
         repeats = q.shape[1] // layout.n_kv_heads
         keys, values = (
             torch.cat((p, x.transpose(0, 1)), 1).repeat_interleave(repeats, 0)
@@ -204,15 +208,21 @@ def quantized(result: Result, name: str, make: Callable[[], tuple[Path, Path]], 
     result.add(kl_row(what, kl_stats(reference, ours), COMPUTE_LIMIT))
 
 
-def copies(arguments: argparse.Namespace, directory: Path) -> dict[str, Callable[[], tuple[Path, Path]]]:
-    """Makers of the quantized copy and of the plain one with its weights, by name."""
-    from benchmarks import gpu_gptq
+def copied(script: str, directory: Path, target: Path, *options: str) -> tuple[Path, Path]:
+    """The quantized copy and the plain one with its weights, made by a script in a process of its own."""
+    shutil.rmtree(target, ignore_errors=True)
+    command = [sys.executable, f"benchmarks/{script}", str(directory), str(target), *options]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run(command, check=True, cwd=ROOT, env=environment)
+    return target / script.removeprefix("gpu_").removesuffix(".py").removesuffix("_copy"), target / "plain"
 
-    work = Path(arguments.work)
-    return {
-        "GPTQ": lambda: gpu_gptq.make(directory, work / "gptq-copy", 64, False),
-        "GPTQ, inputs in another order,": lambda: gpu_gptq.make(directory, work / "gptq-order-copy", 64, True),
-    }
+
+COPIES = {
+    "GPTQ": ("gpu_gptq.py", 15, ()),
+    "GPTQ (inputs in another order)": ("gpu_gptq.py", 15, ("--act-order",)),
+    "EXL2": ("gpu_exl2_copy.py", 120, ("--bits", "4.0")),
+}
+"""Name -> the script that makes it, the seconds that takes, its options."""
 
 
 def main() -> None:
@@ -225,8 +235,10 @@ def main() -> None:
     Parity(result, directory, arguments).run()
     if not ON_CARD:
         return
-    for name, make in copies(arguments, directory).items():
-        result.attempt(name, lambda n=name, m=make: quantized(result, n, m, arguments), needs_s=15)
+    for i, (name, (script, needs_s, options)) in enumerate(COPIES.items()):
+        target = Path(arguments.work) / f"copy-{i}"
+        make = functools.partial(copied, script, directory.absolute(), target, *options)
+        result.attempt(name, functools.partial(quantized, result, name, make, arguments), needs_s=needs_s)
 
 
 if __name__ == "__main__":

@@ -228,7 +228,7 @@ def main() -> None:
     n_long = 2048 if arguments.dry else arguments.tokens
     if arguments.stock:
         result.attempt("stock", lambda: measure_stock(result, directory, 8192, n_long), needs_s=45)
-    want = Want(KVType(arguments.kv_type), n_slots=2, tail_tokens=512, pool_tokens=n_long + 20480)
+    want = Want(KVType(arguments.kv_type), n_slots=2, tail_tokens=512, pool_tokens=n_long + 20480, graphs=False)
     if arguments.dry:
         want = Want(KVType(arguments.kv_type), n_slots=2, tail_tokens=128, pool_tokens=8192, chunk_tokens=512)
     with opened(directory, want) as open_:
