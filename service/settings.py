@@ -55,6 +55,11 @@ class Settings(BaseSettings):
     gpu_reserve_bytes: int = Field(
         GIB, ge=0, description="Memory of the card left free; documents get the rest, of the exl2 engine."
     )
+    host_bytes: int = Field(
+        8 * GIB,
+        ge=0,
+        description="Page-locked memory of the machine for documents that leave the card, of the exl2 engine; 0 is none.",
+    )
     attention_backend: Literal["auto", "triton", "portable"] = Field(
         "auto", description="Attention of the exl2 engine: kernels for sm_80 and newer, or plain torch."
     )

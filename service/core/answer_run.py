@@ -88,6 +88,7 @@ class Job:
             prompt_ids=self.prompt_ids,
             sampling=self.sampling,
             kv_id=self.answer_id,
+            pinned=document.pinned,
         )
 
 

@@ -16,6 +16,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         disk_budget_nbytes=settings.snapshot_budget_bytes or None,
         free_floor_nbytes=settings.free_floor_bytes,
         resident_budget_nbytes=settings.resident_bytes,
+        host_budget_nbytes=settings.host_bytes,
         max_context=settings.max_context,
         max_batch=settings.max_batch,
         threads=settings.threads,

@@ -31,7 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
-    unless that is 0. `attention_backend`: "auto", "triton", "portable".
+    unless that is 0; those that leave it go to `host_budget_nbytes` of page-locked host memory. `attention_backend`:
+    "auto", "triton", "portable".
     """
 
     store_dir: str
@@ -52,6 +53,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     attention_backend: Literal["auto", "triton", "portable"] = "auto"
     gpu_reserve_nbytes: int = 1 << 30
     gpu_pool_nbytes: int = 0
+    host_budget_nbytes: int = 0
     cuda_graphs: bool = True
     fake_script: list[int] = []
     fake_step_s: float = 0.0
@@ -160,6 +162,9 @@ def _exl2_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]
         graphs=config.cuda_graphs,
     )
     runner = load_runner(model_dir, options, config.device)
+    if config.host_budget_nbytes:
+        # Not before: memory that is pinned in another thread would end the capture of a decode step.
+        runner.keep_in_host_memory(config.host_budget_nbytes)
     return runner, Tokenizer.load(model_dir), frozenset(card.eos_token_ids)
 
 

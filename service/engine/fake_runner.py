@@ -13,7 +13,7 @@ import xxhash
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
 from cache_store.pieces import Buffers
-from service.engine.protocol import Rows, RunnerLimits
+from service.engine.protocol import HostCopies, Rows, RunnerLimits
 
 CHAIN_NBYTES = 8
 """A token's row begins with the hash of everything up to it, then its token id and its position."""
@@ -52,6 +52,7 @@ class FakeRunner:
 
     name = "fake"
     compute_dtype = "float32"
+    tier = "host"
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class FakeRunner:
             kv=f"{kv_type}-1", engine="fake-1", compute_dtype="float32", chunking=str(chunk_tokens),
         )  # fmt: skip
         self.load_buffers: Buffers | None = None
+        self.host_copies: HostCopies | None = None
         self.poisoned: set[int] = set()
         """Tokens after which the logits are NaN."""
         self.forwards: list[list[int]] = []
@@ -98,6 +100,9 @@ class FakeRunner:
 
     def usable(self) -> bool:
         return not self.lost
+
+    def document_nbytes(self, n_tokens: int) -> int:
+        return self.layout.n_layers * n_tokens * self._row
 
     def new_document(self, n_tokens: int) -> FakeDocument:
         self._check_thread()

@@ -63,7 +63,8 @@ class AnswerRequest(msgspec.Struct, frozen=True):
 
     `prompt_ids` are the tokens not computed yet: what the last turn left pending, the question, the header.
     `token_digest` and `n_document_tokens` must be those of the snapshot, or it is a miss.
-    `kv_id` is the id under which this turn's own KV is persisted ("" persists nothing).
+    `kv_id` is the id under which this turn's own KV is persisted ("" persists nothing). A `pinned` document leaves the
+    device and the host's memory only when no other can.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class AnswerRequest(msgspec.Struct, frozen=True):
     prompt_ids: list[int]
     sampling: Sampling
     kv_id: str = ""
+    pinned: bool = False
 
 
 class BuildProgress(msgspec.Struct, frozen=True, tag="build_progress"):
@@ -103,7 +105,8 @@ class BuildDone(msgspec.Struct, frozen=True, tag="build_done"):
 class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
     """Sent when the KV is in place and the question is about to be prefilled.
 
-    `source` is the tier the document came from: `gpu` or `host` when it was resident, `disk`, `none`.
+    `source` is the tier the document came from: `gpu` (resident on a card), `host` (resident without a card, or copied
+    back to it from host memory), `disk`, `none`.
     `reused_tokens`: tokens whose KV was used without computing it (document and earlier turns).
     `prefilled_tokens`: tokens computed once for this answer. `miss_reason`: of an earlier turn's KV, or None.
     """
@@ -158,7 +161,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """Counters and gauges of an engine process. `*_total` only grow during its life."""
+    """Counters and gauges of an engine process. `*_total` only grow during its life. `host_*`: documents that left the
+    card, in host memory."""
 
     prefilled_tokens_total: int
     decoded_tokens_total: int
@@ -171,6 +175,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     document_references: int
     tail_slots_used: int
     rss_nbytes: int
+    host_documents: int = 0
+    host_nbytes: int = 0
 
 
 class ReleaseDone(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ Between the two stand the scheduler (continuous batching, sampling, text) and th
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout
@@ -61,6 +61,46 @@ class Rows:
     logits_from: int = 0
 
 
+class Waitable(Protocol):
+    def wait(self) -> None:
+        """Block the calling thread until it is over; from any thread."""
+        ...
+
+
+class HostCopies(Protocol):
+    """Documents' KV in host memory, for a runner whose documents live on a device.
+
+    `take`, `give_back` and the sizes are for any thread, the rest for the scheduler's. A document is copied layer by
+    layer, the first one first. Copies only begin in a call: a document or a memory must be left as it is until a `mark`
+    behind them is over.
+    """
+
+    @property
+    def used_nbytes(self) -> int: ...
+
+    def nbytes_of(self, n_tokens: int) -> int: ...
+
+    def take(self, n_tokens: int) -> Any | None:
+        """Room for a document of `n_tokens` tokens; None when there is not enough."""
+        ...
+
+    def give_back(self, memory: Any) -> None: ...
+
+    def copy_out(self, document: Any, memory: Any, layer: int) -> None:
+        """Begin copying a layer of a complete document to host memory."""
+        ...
+
+    def copy_in(self, memory: Any, document: Any, layer: int) -> None:
+        """Begin copying a layer back, into a document of as many tokens made by `new_document`."""
+        ...
+
+    def mark(self) -> Waitable:
+        """The end of every copy begun so far."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Runner(Protocol):
     """A model with its weights on a device. Not thread-safe: the scheduler's thread is its only caller.
 
@@ -74,12 +114,26 @@ class Runner(Protocol):
     compute_dtype: str
 
     @property
+    def tier(self) -> str:
+        """Where documents live: `gpu` or `host`."""
+        ...
+
+    @property
+    def host_copies(self) -> HostCopies | None:
+        """Host memory for documents that have to leave the device; None where there is none."""
+        ...
+
+    @property
     def load_buffers(self) -> Buffers | None:
         """Where to read snapshots into for `load_blocks`; None is ordinary memory."""
         ...
 
     def usable(self) -> bool:
         """Whether the device still answers; asked after an error. False is for good: only a new process helps."""
+        ...
+
+    def document_nbytes(self, n_tokens: int) -> int:
+        """Bytes that a document of `n_tokens` tokens takes, as it is counted against the budget for documents."""
         ...
 
     def new_document(self, n_tokens: int) -> Any:
@@ -134,15 +188,6 @@ class Runner(Protocol):
     def forward(self, batch: Sequence[Rows]) -> list[Any]:
         """One step for several sequences. Gives per sequence a float32 CPU tensor
         ``[len(tokens) - logits_from, vocab]``."""
-        ...
-
-
-@runtime_checkable
-class SizesDocuments(Protocol):
-    """What a runner adds whose documents take other sizes than their tokens times one token's bytes."""
-
-    def document_nbytes(self, n_tokens: int) -> int:
-        """Bytes of a document of `n_tokens` tokens, as it will be counted against the budget for documents."""
         ...
 
 

@@ -16,6 +16,8 @@ from service.engine.exl2_engine.backend import KVBackend
 from service.engine.exl2_engine.copies import CopyStream
 from service.engine.exl2_engine.export import Export, Pace
 from service.engine.exl2_engine.graphs import DecodeGraphs
+from service.engine.exl2_engine.host_copies import BlockCopies
+from service.engine.exl2_engine.host_memory import HostMemory
 from service.engine.exl2_engine.ledger import Ledger
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, Document
@@ -39,6 +41,7 @@ class Exl2Runner:
     """A model over documents in a block pool and tails in slots. `loading.load_runner` makes one.
 
     `graphs`: captured decode steps, once there are any. `ledger`: the plan of the card's memory, on a card.
+    `host_copies`: where documents go that leave the card.
     """
 
     def __init__(
@@ -69,6 +72,18 @@ class Exl2Runner:
         self._scratch: Tensor | None = None
         self.graphs: DecodeGraphs | None = None
         self.ledger: Ledger | None = None
+        self.host_copies: BlockCopies | None = None
+
+    @property
+    def tier(self) -> str:
+        return "gpu" if self._on_card else "host"
+
+    def keep_in_host_memory(self, budget_nbytes: int) -> None:
+        """Let documents that leave the card go to at most `budget_nbytes` bytes of host memory, allocated from now on
+        in the background."""
+        row = self.layout.record_nbytes(self.layout.block_tokens)
+        memory = HostMemory(row, budget_nbytes, self._device)
+        self.host_copies = BlockCopies(self.pool.layers, self.layout, CopyStream(self._device), memory)
 
     @property
     def tails_used(self) -> int:

@@ -21,8 +21,6 @@ from service.engine.scheduler.stops import StopStrings
 
 T = TypeVar("T")
 
-RESIDENT_TIER = "host"
-
 
 class TooLong(Exception):
     """The question does not fit behind the document and the session's turns."""
@@ -60,6 +58,7 @@ class Answer:
                     request.n_document_tokens,
                     self._restore,
                     self._cancel,
+                    pinned=request.pinned,
                 ) as (document, restored),
                 self._tail() as tail,
             ):
@@ -86,7 +85,11 @@ class Answer:
         return min(request.sampling.max_tokens, room - n_prompt)
 
     def _restore(self, entry: ResidentDocument) -> None:
-        runner = self._context.runner
+        runner, tier = self._context.runner, self._context.host_tier
+        if tier is not None and tier.bring_back(entry, self._cancel.check):
+            entry.source = "host"
+            return
+        entry.source = "disk"
         with self._context.store.open(
             document_key(entry.ref), runner.fingerprint, runner.layout, token_digest=entry.token_digest
         ) as reader:
@@ -122,7 +125,7 @@ class Answer:
         self._cancel.check()
         self._emit(
             AnswerStarted(
-                source="disk" if restored else RESIDENT_TIER,
+                source=document.source if restored else self._context.runner.tier,
                 restored_tokens=document.n_tokens * restored + n_imported,
                 restore_ms=self._elapsed_ms(asked),
                 reused_tokens=document.n_tokens + len(tail.chain),
@@ -192,7 +195,7 @@ class Answer:
             return work()
         except CanaryMismatch as error:
             context = self._context
-            context.residency.drop(document.ref)
+            context.forget(document.ref)
             context.store.quarantine(
                 document_key(document.ref), context.runner.fingerprint.digest, MissReason.CANARY, str(error)
             )

@@ -8,8 +8,9 @@ from cache_store.errors import SnapshotMiss
 from cache_store.store import SnapshotBuilder
 from service.engine.digests import digest_of
 from service.engine.host.canary import make_canary
-from service.engine.host.context import HostContext, Window, document_key
+from service.engine.host.context import HostContext, document_key
 from service.engine.host.residency import ResidentDocument
+from service.engine.host.window import Window
 from service.engine.messages import BuildDone, BuildProgress, BuildRequest
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
 from service.engine.scheduler.chunks import ChunkCancelled
@@ -67,7 +68,9 @@ class Build:
 
     def _compute(self, builder: SnapshotBuilder) -> None:
         digest = digest_of(self._request.token_ids)
-        ref, cancel = self._request.document, self._cancel
+        ref, cancel, tier = self._request.document, self._cancel, self._context.host_tier
+        if tier is not None:
+            tier.forget(ref)
         with self._context.residency.held(
             ref, digest, self._n_tokens, lambda entry: self._fill(entry, builder), cancel, fresh=True
         ):

@@ -1,8 +1,7 @@
 """What every build and answer works with, and the small things they share."""
 
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,10 @@ from cache_store.keys import SnapshotKey
 from cache_store.pieces import Piece, Run
 from cache_store.reader import SnapshotReader
 from cache_store.store import SnapshotStore
+from service.engine.host.host_tier import HostTier
 from service.engine.host.residency import Residency, ResidentDocument
 from service.engine.host.tails import TailPool
+from service.engine.host.window import Window
 from service.engine.messages import DocumentRef
 from service.engine.protocol import Rows, Runner
 from service.engine.scheduler.admission import FifoGate
@@ -24,7 +25,8 @@ LOADS_AHEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """`end_ids` end an answer; `decoder` turns ids into text."""
+    """`end_ids` end an answer; `decoder` turns ids into text. `host_tier`: where documents go that leave the device,
+    None where the device is the host."""
 
     runner: Runner
     scheduler: Scheduler
@@ -34,6 +36,13 @@ class HostContext:
     gate: FifoGate
     decoder: Decoder
     end_ids: frozenset[int]
+    host_tier: HostTier | None = None
+
+    def forget(self, ref: DocumentRef) -> None:
+        """Take a document out of use, in every memory; whoever uses it may finish."""
+        self.residency.drop(ref)
+        if self.host_tier is not None:
+            self.host_tier.forget(ref)
 
     def last_logits(self, document: ResidentDocument) -> Any:
         """Logits at a document's last token, by a step of its own."""
@@ -88,26 +97,3 @@ def _load(context: HostContext, handle: Any, piece: Piece) -> "Future[None]":
 def _load_runs(runner: Runner, handle: Any, runs: list[Run]) -> None:
     for layer, first, records, n_tokens in runs:
         runner.load_blocks(handle, layer, first, records, n_tokens)
-
-
-class Window:
-    """Takes the results of futures in order, waiting for the oldest when more than `size` are open."""
-
-    def __init__(self, size: int, take: Callable[[Any], None] = lambda _: None) -> None:
-        self._size = size
-        self._take = take
-        self._futures: deque[Future[Any]] = deque()
-
-    def add(self, future: "Future[Any]") -> None:
-        self._futures.append(future)
-        while len(self._futures) > self._size:
-            self._take(self._futures.popleft().result())
-
-    def finish(self) -> None:
-        """Take all that are left."""
-        while self._futures:
-            self._take(self._futures.popleft().result())
-
-    def close(self) -> None:
-        """Wait for what is left, whatever comes of it."""
-        wait(self._futures)

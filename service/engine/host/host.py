@@ -16,6 +16,7 @@ from cache_store.store import SnapshotStore
 from service.engine.host.answer import Answer, TooLong
 from service.engine.host.build import Build
 from service.engine.host.context import HostContext
+from service.engine.host.host_tier import HostTier
 from service.engine.host.residency import DocumentTooLarge, Residency
 from service.engine.host.tails import TailPool
 from service.engine.host.warm import prepare_memory
@@ -64,11 +65,12 @@ class EngineHost:
         engine: str = "torch",
     ) -> None:
         scheduler = Scheduler(runner)
-        residency = Residency(scheduler, runner, resident_budget_nbytes)
+        tier = HostTier(scheduler, runner, runner.host_copies) if runner.host_copies is not None else None
+        residency = Residency(scheduler, runner, resident_budget_nbytes, tier.move_out if tier else None)
         tails = TailPool(scheduler, runner)
         places = min(max_batch or tails.n_slots, tails.n_slots)
         gate = FifoGate(places)
-        self._context = HostContext(runner, scheduler, store, residency, tails, gate, decoder, end_ids)
+        self._context = HostContext(runner, scheduler, store, residency, tails, gate, decoder, end_ids, tier)
         self._builds = _Requests("build", BUILD_THREADS)
         self._answers = _Requests("answer", ANSWER_THREADS)
         self._draining = False
@@ -112,9 +114,10 @@ class EngineHost:
 
     def release(self, document: DocumentRef) -> ReleaseDone:
         """Drop a document from memory, its answers and builds included."""
-        released = self._context.residency.release(document)
+        released, tier = self._context.residency.release(document), self._context.host_tier
+        n_held = tier.forget(document) if tier is not None else 0
         self._context.tails.drop_document(document)
-        return released
+        return ReleaseDone(released.objects + (n_held > 0), released.nbytes + n_held)
 
     def release_session(self, session_id: str) -> None:
         self._context.tails.drop_session(session_id)
@@ -139,6 +142,8 @@ class EngineHost:
             resident_nbytes=c.residency.nbytes,
             document_references=c.residency.n_references,
             tail_slots_used=c.tails.n_used,
+            host_documents=c.host_tier.n_documents if c.host_tier else 0,
+            host_nbytes=c.host_tier.nbytes if c.host_tier else 0,
             rss_nbytes=psutil.Process().memory_info().rss,
         )
 
@@ -164,6 +169,8 @@ class EngineHost:
         self._context.scheduler.close()
         for requests in (self._answers, self._builds):
             requests.pool.shutdown(wait=True)
+        if self._context.host_tier is not None:
+            self._context.host_tier.close()
 
     def _serve(
         self,

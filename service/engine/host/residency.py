@@ -1,5 +1,6 @@
-"""Documents in memory: one copy of each however many answers use it, least recently used out first."""
+"""Documents on the device: one copy of each however many answers use it, least recently used out first."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.engine.messages import DocumentRef, ReleaseDone
-from service.engine.protocol import Runner, SizesDocuments
+from service.engine.protocol import Runner
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
 from service.engine.scheduler.errors import SchedulerClosed
 from service.engine.scheduler.loop import Scheduler
+
+log = logging.getLogger(__name__)
 
 RELEASE_WAIT_S = 10.0
 
@@ -22,7 +25,8 @@ class DocumentTooLarge(Exception):
 
 @dataclass(slots=True, eq=False)
 class ResidentDocument:
-    """`handle` is the runner's. `verified`: its canary agreed, or it was computed here."""
+    """`handle` is the runner's. `verified`: its canary agreed, or it was computed here. `source`: the tier it was
+    loaded from. A `pinned` one leaves only when no other can."""
 
     ref: DocumentRef
     token_digest: str
@@ -32,7 +36,10 @@ class ResidentDocument:
     last_token: int = -1
     canary: Any = None
     verified: bool = False
+    source: str = "none"
+    pinned: bool = False
     loading: bool = True
+    leaving: bool = False
     dropped: bool = False
     error: BaseException | None = None
     users: list[CancelToken] = field(default_factory=list)
@@ -42,18 +49,25 @@ class ResidentDocument:
 class Residency:
     """Who uses which document. `budget_nbytes` bounds all documents together, those in use included.
 
-    A document is loaded by the first who asks; others wait for it and share its error, if it fails. Lock
-    order: this lock, then the scheduler's.
+    A document is loaded by the first who asks; others wait for it and share its error, if it fails. `move_out` is
+    called, without the lock, with a complete document that nobody uses before it leaves the device for another.
+    Lock order: this lock, then the scheduler's.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, budget_nbytes: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        budget_nbytes: int,
+        move_out: Callable[[ResidentDocument, DocumentRef], object] | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._budget = budget_nbytes
+        self._move_out = move_out
         self._changed = threading.Condition()
         self._entries: dict[DocumentRef, ResidentDocument] = {}
         self._nbytes = 0
-        self._token_nbytes = scheduler.run(_measure_token, runner)
 
     @property
     def n_documents(self) -> int:
@@ -65,8 +79,9 @@ class Residency:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the largest document that fits the budget."""
-        return self._budget // self._token_nbytes
+        """Tokens of the largest document that fits the budget, in whole blocks."""
+        block = self._runner.layout.block_tokens
+        return self._budget // self._runner.document_nbytes(block) * block
 
     @property
     def n_references(self) -> int:
@@ -83,6 +98,7 @@ class Residency:
         cancel: CancelToken,
         *,
         fresh: bool = False,
+        pinned: bool = False,
     ) -> Iterator[tuple[ResidentDocument, bool]]:
         """The document, complete, and whether it was loaded for this caller; it stays until the block ends.
 
@@ -90,6 +106,7 @@ class Residency:
         memory. Raises what `load` raises, Cancelled, DocumentTooLarge.
         """
         entry, mine = self._enter(ref, token_digest, n_tokens, cancel, fresh)
+        entry.pinned = pinned
         try:
             if mine:
                 self._load(entry, load)
@@ -120,34 +137,51 @@ class Residency:
     def _enter(
         self, ref: DocumentRef, digest: str, n_tokens: int, cancel: CancelToken, fresh: bool
     ) -> tuple[ResidentDocument, bool]:
-        with cancel.calling(self._notify), self._changed:
+        with cancel.calling(self._notify):
             while True:
-                cancel.check()
-                entry = self._entries.get(ref)
-                if entry is not None and (fresh or entry.token_digest != digest):
-                    self._drop(entry)
-                    entry = None
-                if entry is None and (entry := self._reserve(ref, digest, n_tokens)) is not None:
-                    return self._use(entry, cancel), True
-                if entry is not None and not entry.loading:
-                    return self._use(entry, cancel), False
-                self._changed.wait()
-                if entry is not None and entry.error and not isinstance(entry.error, Cancelled):
-                    raise entry.error
+                with self._changed:
+                    cancel.check()
+                    found = self._found(ref, digest, n_tokens, cancel, fresh)
+                    leaving = None if found else self._begin_leaving(ref, n_tokens)
+                    if found is None and leaving is None:
+                        self._wait(self._entries.get(ref))
+                if found is not None:
+                    return found
+                if leaving is not None:
+                    self._leave_device(leaving, ref)
+
+    def _found(
+        self, ref: DocumentRef, digest: str, n_tokens: int, cancel: CancelToken, fresh: bool
+    ) -> tuple[ResidentDocument, bool] | None:
+        """The document if it can be used now, or a new entry for it if there is room."""
+        entry = self._entries.get(ref)
+        if entry is not None and (fresh or entry.token_digest != digest):
+            self._drop(entry)
+            entry = None
+        if entry is None and (entry := self._reserve(ref, digest, n_tokens)) is not None:
+            return self._use(entry, cancel), True
+        if entry is not None and not entry.loading and not entry.leaving:
+            return self._use(entry, cancel), False
+        return None
+
+    def _wait(self, entry: ResidentDocument | None) -> None:
+        self._changed.wait()
+        if entry is not None and entry.error and not isinstance(entry.error, Cancelled):
+            raise entry.error
 
     def _use(self, entry: ResidentDocument, cancel: CancelToken) -> ResidentDocument:
         entry.users.append(cancel)
         return entry
 
     def _reserve(self, ref: DocumentRef, digest: str, n_tokens: int) -> ResidentDocument | None:
-        """A new entry if it fits after evicting what nobody uses, else None."""
-        nbytes = self._document_nbytes(n_tokens)
+        """A new entry if it fits, after evicting what nobody uses where that needs no copy, else None."""
+        nbytes = self._runner.document_nbytes(n_tokens)
         if nbytes > self._budget:
             raise DocumentTooLarge(
                 f"the document needs {nbytes} bytes of memory ({n_tokens} tokens), "
                 f"the budget for documents is {self._budget}"
             )
-        idle = sorted((e for e in self._entries.values() if not e.users), key=lambda e: e.last_used_s)
+        idle = self._idle() if self._move_out is None else []
         while idle and self._nbytes + nbytes > self._budget:
             self._drop(idle.pop(0))
         if self._nbytes + nbytes > self._budget:
@@ -156,9 +190,32 @@ class Residency:
         entry = self._entries[ref] = ResidentDocument(ref, digest, n_tokens, nbytes)
         return entry
 
-    def _document_nbytes(self, n_tokens: int) -> int:
-        runner = self._runner
-        return runner.document_nbytes(n_tokens) if isinstance(runner, SizesDocuments) else n_tokens * self._token_nbytes
+    def _idle(self) -> list[ResidentDocument]:
+        """Documents that nobody uses, the first to go first."""
+        return sorted((e for e in self._entries.values() if not e.users), key=lambda e: (e.pinned, e.last_used_s))
+
+    def _begin_leaving(self, ref: DocumentRef, n_tokens: int) -> ResidentDocument | None:
+        """The next document to make room for `ref`, held by its mover; None while enough are on their way out."""
+        idle = self._idle() if self._move_out is not None and ref not in self._entries else []
+        going = sum(e.nbytes for e in self._entries.values() if e.leaving)
+        if not idle or self._nbytes - going + self._runner.document_nbytes(n_tokens) <= self._budget:
+            return None
+        idle[0].leaving = True
+        return self._use(idle[0], CancelToken())
+
+    def _leave_device(self, entry: ResidentDocument, wanted: DocumentRef) -> None:
+        """Let a document move out, then free it whatever came of that."""
+        assert self._move_out is not None
+        try:
+            self._move_out(entry, wanted)
+        except SchedulerClosed:
+            raise
+        except Exception:
+            log.exception("a document of %d tokens left the device without a copy", entry.n_tokens)
+        finally:
+            with self._changed:
+                self._drop(entry)
+            self._leave(entry, entry.users[0])
 
     def _load(self, entry: ResidentDocument, load: Callable[[ResidentDocument], None]) -> None:
         try:
@@ -197,14 +254,3 @@ class Residency:
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-
-def _measure_token(runner: Runner) -> int:
-    """Bytes of a document's token in memory; of runners that keep it decoded the layout does not say it."""
-    n_tokens = runner.limits.chunk_tokens
-    if isinstance(runner, SizesDocuments):
-        return -(-runner.document_nbytes(n_tokens) // n_tokens)
-    document = runner.new_document(n_tokens)
-    nbytes = document.nbytes
-    runner.free_document(document)
-    return -(-nbytes // n_tokens)

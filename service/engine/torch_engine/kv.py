@@ -17,6 +17,11 @@ from service.engine.torch_engine.arena import Arena, carve, carved_nbytes
 _ALIGN = 8
 
 
+def aligned(n_tokens: int) -> int:
+    """Rounded up to what attention cuts into equal parts."""
+    return -(-n_tokens // _ALIGN) * _ALIGN
+
+
 @dataclass(frozen=True, slots=True)
 class KVMemory:
     """Where and how KV is held: `key_dtype` and `value_dtype` on `device`."""
@@ -31,6 +36,11 @@ class KVMemory:
         """Have memory ready for a document of `capacity` tokens. On a CPU only; may be called from any thread."""
         if self.device.type == "cpu":
             self.arena.prepare(carved_nbytes(self._shape(capacity), self.key_dtype, self.value_dtype))
+
+    def nbytes(self, n_tokens: int) -> int:
+        """Bytes of a document's keys and values."""
+        values = self.layout.n_layers * self.layout.n_kv_heads * self.layout.head_dim * aligned(n_tokens)
+        return values * (self.key_dtype.itemsize + self.value_dtype.itemsize)
 
     def empty(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Keys and values ``[n_layers, n_kv_heads, capacity, head_dim]``, uninitialized."""
@@ -58,7 +68,7 @@ class DocumentKV:
     def __init__(self, memory: KVMemory, capacity_tokens: int) -> None:
         self.memory = memory
         self.capacity_tokens = capacity_tokens
-        self.capacity = -(-capacity_tokens // _ALIGN) * _ALIGN
+        self.capacity = aligned(capacity_tokens)
         self.k, self.v = memory.empty(self.capacity)
         for x in (self.k, self.v):
             x[:, :, capacity_tokens:].zero_()

@@ -25,6 +25,8 @@ CHUNK_TOKENS = 768
 class TorchRunner:
     """A transformers model over documents and tails held in memory; `load` makes one."""
 
+    tier = "host"
+    host_copies = None
     load_buffers = None
 
     def __init__(
@@ -75,6 +77,9 @@ class TorchRunner:
 
     def usable(self) -> bool:
         return True
+
+    def document_nbytes(self, n_tokens: int) -> int:
+        return self._memory.nbytes(n_tokens)
 
     def new_document(self, n_tokens: int) -> DocumentKV:
         return DocumentKV(self._memory, n_tokens)

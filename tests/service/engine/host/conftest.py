@@ -39,9 +39,10 @@ class Lab:
         self.root = root
         self.hosts: list[EngineHost] = []
 
-    def start(self, *, budget=BIG, disk=None, end_ids=(), max_batch=None, **more) -> EngineHost:
+    def start(self, *, budget=BIG, disk=None, end_ids=(), max_batch=None, prepare=lambda _: None, **more) -> EngineHost:
         more.setdefault("n_slots", 4)
         self.runner = FakeRunner(block_tokens=8, chunk_tokens=16, **more)
+        prepare(self.runner)
         self.store = SnapshotStore(self.root, budget_nbytes=disk, free_floor_nbytes=0)
         self.host = EngineHost(
             self.runner,

@@ -97,7 +97,7 @@ def test_release_ends_answers_and_frees_the_document(lab):
 
 def test_the_memory_budget_evicts_the_least_recently_used(lab):
     lab.start()
-    token = lab.host._context.residency._token_nbytes
+    token = lab.runner.document_nbytes(1)
     lab.host.close()
     lab.start(budget=token * 250)
     docs = [DocumentRef("own", f"d{i}") for i in range(3)]
@@ -115,7 +115,7 @@ def test_the_memory_budget_evicts_the_least_recently_used(lab):
 
 def test_a_document_in_use_is_not_evicted_the_next_one_waits(lab):
     lab.start()
-    token = lab.host._context.residency._token_nbytes
+    token = lab.runner.document_nbytes(1)
     lab.host.close()
     lab.start(budget=token * 150, step_delay_s=0.005)
     other = DocumentRef("own", "other")
