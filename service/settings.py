@@ -58,7 +58,7 @@ class Settings(BaseSettings):
     host_bytes: int = Field(
         8 * GIB,
         ge=0,
-        description="Page-locked memory of the machine for documents that leave the card, of the exl2 engine; 0 is none.",
+        description="Page-locked memory for documents that have to leave the card, of the exl2 engine; 0 is none.",
     )
     attention_backend: Literal["auto", "triton", "portable"] = Field(
         "auto", description="Attention of the exl2 engine: kernels for sm_80 and newer, or plain torch."
