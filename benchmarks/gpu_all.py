@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PARTS = {
-    "ceilings": ("benchmarks.gpu_ceilings", 30.0),
-    "decode": ("benchmarks.gpu_decode", 240.0),
-    "prefill": ("benchmarks.gpu_prefill", 200.0),
-    "resume": ("benchmarks.gpu_resume", 260.0),
-    "service": ("benchmarks.gpu_service", 120.0),
-    "failures": ("benchmarks.gpu_failures", 120.0),
-    "parity": ("benchmarks.gpu_parity", 200.0),
+    "ceilings": ("benchmarks.gpu_ceilings", 15.0),
+    "memory": ("benchmarks.gpu_memory", 80.0),
+    "decode": ("benchmarks.gpu_decode", 160.0),
+    "prefill": ("benchmarks.gpu_prefill", 140.0),
+    "resume": ("benchmarks.gpu_resume", 250.0),
+    "service": ("benchmarks.gpu_service", 80.0),
+    "failures": ("benchmarks.gpu_failures", 100.0),
+    "parity": ("benchmarks.gpu_parity", 260.0),
 }
 """Part -> its module, and the seconds it should get; all scaled to what there is."""
 GRACE_S = 15.0

@@ -1,0 +1,120 @@
+"""What the engine announced of a card's memory before loading, against what it then used; and what it refuses.
+
+    python -m benchmarks.gpu_memory [--kv-type k8v4] [--size big] [--pool-gib 0]
+
+The runner is loaded as the service loads it, with all that is left for documents. Then it does what takes most: a chunk
+of prefill behind a long document, a question, steps of all rows, a turn's export. Needs a card.
+"""
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_documents import filled
+from benchmarks.gpu_lib import ON_CARD, Result, Row, parse
+from benchmarks.gpu_models import model_dir
+from cache_store.layout import KVType
+from service.engine.protocol import Rows
+
+ERROR_LIMIT = 0.03
+GIB = 1 << 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kv-type", default="k8v4")
+    parser.add_argument("--size", default="big", choices=("big", "small"))
+    parser.add_argument("--pool-gib", type=float, default=0.0, help="most for documents; 0: all that is left")
+
+
+def exercise(runner: Any, n_rows: int) -> None:
+    """What takes most memory beside what is allocated at load."""
+    chunk, block = runner.limits.chunk_tokens, runner.layout.block_tokens
+    room = min(runner.limits.max_context, runner.pool.n_free * block) - 2 * chunk
+    past = min(131072, room) // chunk * chunk
+    document = filled(runner, past, capacity=past + chunk)
+    runner.prefill_chunk(document, [(31 * i) % 997 for i in range(chunk)])
+    slots = [runner.new_tail() for _ in range(n_rows)]
+    for slot in slots:
+        runner.forward([Rows(slot, document, list(range(3, 259)))])
+    runner.forward([Rows(slot, document, list(range(3, 35))) for slot in slots])
+    for _ in range(3):
+        runner.forward([Rows(slot, document, [7]) for slot in slots])
+    runner.export_tail(slots[0], 0, runner.tail_length(slots[0]))
+    for slot in slots:
+        runner.free_tail(slot)
+    runner.free_document(document)
+
+
+def announced(result: Result, arguments: argparse.Namespace) -> None:
+    from service.engine.exl2_engine.loading import Options, load_runner
+    from service.engine.exl2_engine.meter import Meter, compare, error
+
+    directory, rows = model_dir(arguments, arguments.size), 8
+    pool = int(arguments.pool_gib * GIB) or None
+    options = Options(kv_type=KVType(arguments.kv_type), n_slots=rows + 2, max_rows=rows, pool_nbytes=pool)
+    torch.cuda.init()
+    meter = Meter(torch.device("cuda", 0))
+    runner = load_runner(directory, options, phase_over=lambda phase: meter.mark(phase))
+    exercise(runner, rows)
+    peak = meter.peak()
+    ledger = runner.ledger
+    assert ledger is not None
+    print(ledger.table())
+    print(compare(ledger, meter.marks, peak), flush=True)
+    off = error(ledger, meter.marks[0], peak)
+    used = peak.used - meter.marks[0].used
+    result.raw["announced_nbytes"], result.raw["used_nbytes"] = ledger.announced_nbytes, used
+    result.add(
+        Row(
+            f"memory used at the peak, {arguments.kv_type}, {ledger.pool_tokens:,} tokens of documents",
+            f"{used / GIB:.2f} GiB",
+            beside=f"announced before loading {ledger.announced_nbytes / GIB:.2f} GiB ({off:+.2%})",
+            target=f"within {ERROR_LIMIT:.0%}",
+            met=abs(off) <= ERROR_LIMIT,
+        )
+    )
+
+
+def refused(result: Result, arguments: argparse.Namespace) -> None:
+    """A context that cannot fit beside a reserve that leaves too little: refused before anything is loaded."""
+    from service.engine.exl2_engine.ledger import MemoryPlanRefused
+    from service.engine.exl2_engine.loading import Options, load_runner
+
+    free, _ = torch.cuda.mem_get_info()
+    kv_type = KVType(arguments.kv_type)
+    options = Options(kv_type=kv_type, max_context=131072, reserve_nbytes=max(free - 20 * GIB, GIB))
+    before, started = torch.cuda.memory_allocated(), time.perf_counter()
+    try:
+        load_runner(model_dir(arguments, "big"), options)
+    except MemoryPlanRefused as error:
+        seconds, allocated = time.perf_counter() - started, torch.cuda.memory_allocated() - before
+        message = str(error)
+    else:
+        raise RuntimeError("a context that does not fit was not refused")
+    result.add(
+        Row(
+            "a context of 131,072 tokens with 20 GiB for everything",
+            "refused before loading, with the plan" if "documents" in message else "refused without the plan",
+            f"after {seconds:.2f} s, {allocated} bytes allocated",
+            target="refused, nothing loaded",
+            met=allocated == 0 and "documents" in message,
+            must=True,
+        )
+    )
+    print(message, flush=True)
+
+
+def main() -> None:
+    arguments = parse(__doc__, add_arguments)
+    result = Result("memory", "benchmarks/gpu_memory.py", arguments)
+    if arguments.dry or not ON_CARD:
+        result.note("There is no card: nothing to measure.")
+        return
+    result.attempt("a context that cannot fit", lambda: refused(result, arguments))
+    result.attempt("announced against used", lambda: announced(result, arguments), needs_s=30)
+
+
+if __name__ == "__main__":
+    main()
