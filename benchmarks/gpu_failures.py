@@ -201,7 +201,7 @@ def slow_loads(runner: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        del runner.load_blocks
+        runner.load_blocks = real
 
 
 @contextmanager
@@ -221,7 +221,7 @@ def planted_out_of_memory(runner: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        del backend.prefill
+        backend.prefill = real
 
 
 @contextmanager

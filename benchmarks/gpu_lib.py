@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import statistics
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -137,12 +138,11 @@ def _version(name: str) -> str:
 
 
 def _driver() -> str:
-    path = Path("/proc/driver/nvidia/version")
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        words = path.read_text().splitlines()[0].split()
-    except (OSError, IndexError):
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
         return "unknown"
-    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), "unknown")
 
 
 def sync() -> None:

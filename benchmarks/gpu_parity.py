@@ -123,7 +123,7 @@ def mask_off(runner: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        del backend.prefill
+        backend.prefill = real
 
 
 class Parity:
