@@ -103,7 +103,7 @@ def torch_reference(directory: Path, ids: list[int], n_document: int, chunk_toke
 @contextmanager
 def mask_off(runner: Any) -> Iterator[None]:
     """Prefill in which every token of a chunk sees the whole chunk, as stock exllamav2 does without flash-attn."""
-    backend, layout = runner.backend, runner.layout
+    backend, layout, real = runner.backend, runner.layout, runner.backend.prefill
 
     def prefill(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, blocks: Tensor, n_past: int, scale: float) -> Tensor:
         past = [torch.empty(layout.n_kv_heads, n_past, layout.head_dim, dtype=k.dtype, device=k.device) for _ in "kv"]
