@@ -150,7 +150,7 @@ def _check_layer(prefix: str, modules: Modules) -> None:
     """exllamav2 computes attention and MLP of a layer either quantized or plain."""
     for part in ("self_attn.", "mlp."):
         linears = {name: parts for name, parts in modules.items() if name.startswith(prefix + part)}
-        kinds = {name: is_quantized(parts) for name, parts in linears.items() if not name.endswith("norm")}
+        kinds = {name: is_quantized(parts) for name, parts in linears.items() if name.endswith("_proj")}
         if not kinds:
             raise SourceRefused(f"the weights {prefix}{part}* are missing")
         if len(set(kinds.values())) > 1:

@@ -157,6 +157,15 @@ def test_the_settings_of_an_older_gptq_model_move_into_its_config(
     assert stored["quantization_config"] == old | {"quant_method": "gptq"}
 
 
+def test_tensors_that_are_no_weights_do_not_count(make_quantized: Callable[..., Path], tmp_path: Path) -> None:
+    """Older models store the frequencies of RoPE in every layer."""
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(16)
+
+    assert imported(make_quantized(GPTQ, add), tmp_path / "models").quantization == "gptq-4bit-32g"
+
+
 def drop(suffix: str) -> Edit:
     def edit(tensors: dict[str, torch.Tensor]) -> None:
         for name in [n for n in tensors if n.endswith(suffix)]:
