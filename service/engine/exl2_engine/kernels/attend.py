@@ -1,10 +1,10 @@
+# pyright: basic, reportIndexIssue=false, reportCallIssue=false
 """Launches decode attention: rows over their group's document and over their own tails, merged."""
 
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
 from torch import Tensor
 
 from cache_store.layout import BLOCK_TOKENS, KVLayout, KVType
@@ -16,29 +16,65 @@ from service.engine.exl2_engine.step import Step
 LOG2_E = 1.4426950408889634
 MAX_GROUP_HEADS = 128
 _TAIL_TOKENS = 128
+"""Tokens of a tail from which on a second program works on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """How `document_kernel` is compiled and spread over the card: tokens per iteration, warps, depth of the load
-    pipeline, and programs per multiprocessor that the number of splits aims at."""
+    pipeline, whether sums of rows wait for the end, and the programs per multiprocessor that the number of splits aims
+    at."""
 
     block_n: int
     warps: int
     stages: int
+    late_sum: bool
     per_sm: int
 
 
-def decode_config(kv_type: KVType, block_m: int, head_dim: int) -> DecodeConfig:
-    """The default for queries in tiles of `block_m`."""
-    if head_dim > 128 or kv_type is KVType.FP16:
-        return DecodeConfig(block_n=32 if block_m >= 64 else 64, warps=4, stages=2, per_sm=2)
-    return DecodeConfig(block_n=64, warps=4, stages=3, per_sm=2)
+def decode_config(kv_type: KVType, query_tile: int, head_dim: int, capability: int) -> DecodeConfig:
+    """The default for queries in tiles of `query_tile` on a card of `capability` (90 for sm_90).
+
+    Wide tiles need more warps for their registers; where they fill 64 rows, products of sm_90 read shared memory and
+    need fewer.
+    """
+    wide = query_tile * head_dim
+    from_shared = capability >= 90 and query_tile >= 64
+    warps = 8 if wide > 64 * 128 or (wide == 64 * 128 and not from_shared) else 4
+    if wide > 16 * 128 or kv_type is KVType.FP16:
+        return DecodeConfig(block_n=64, warps=warps, stages=2 if warps > 4 else 3, late_sum=False, per_sm=2)
+    return DecodeConfig(block_n=64, warps=warps, stages=3, late_sum=True, per_sm=4)
 
 
-def query_tile(max_queries: int) -> int:
-    """Rows of a tile of queries: 16, 32, 64 or 128, as few as hold them."""
-    return min(128, max(16, triton.next_power_of_2(max_queries)))
+def padded(n: int) -> int:
+    """The power of two that holds n."""
+    return 1 << (n - 1).bit_length()
+
+
+def query_tile(max_queries: int, head_dim: int, capability: int) -> int:
+    """Rows of a tile of queries: 16, 32, 64 or 128, as few as hold them, and no more than registers do."""
+    most = (128 if capability >= 90 else 64) * 128 // padded(head_dim)
+    return min(128, most, max(16, padded(max_queries)))
+
+
+def document_constants(
+    layout: KVLayout, group_heads: int, tile: int, config: DecodeConfig, *, biased: bool, fast: bool
+) -> dict[str, int | bool]:
+    """What `document_kernel` is compiled for."""
+    return {
+        "KV_HEADS": layout.n_kv_heads,
+        "GROUP_HEADS": group_heads,
+        "D": layout.head_dim,
+        "D_PAD": padded(layout.head_dim),
+        "K_BITS": layout.kv_type.key_bits,
+        "V_BITS": layout.kv_type.value_bits,
+        "BLOCK_M": tile,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.stages,
+        "HAS_BIAS": biased,
+        "LATE_SUM": config.late_sum,
+        "FAST": fast,
+    }
 
 
 def attend(
@@ -60,8 +96,9 @@ def attend(
     """
     rows, heads, dim = q.shape
     group_heads = _checked_group_heads(q, pool, tail_k, layout)
-    tile = query_tile(step.max_group_rows * group_heads)
-    chosen = config or decode_config(layout.kv_type, tile, dim)
+    capability = _capability(q.device)
+    tile = query_tile(step.max_group_rows * group_heads, dim, capability)
+    chosen = config or decode_config(layout.kv_type, tile, dim, capability)
     row_tiles = -(-step.max_group_rows * group_heads // tile)
     splits = _document_splits(step, layout.n_kv_heads * row_tiles, chosen, q.device)
     tail_splits = min(8, -(-step.max_tail // _TAIL_TOKENS))
@@ -85,11 +122,11 @@ def attend(
         splits + tail_splits,
         HEADS=heads,
         D=dim,
-        D_PAD=triton.next_power_of_2(dim),
+        D_PAD=padded(dim),
         EVEN_ODD=layout.kv_type.value_bits == 4,
         ROTATED=layout.kv_type is not KVType.FP16,
         BLOCK_S=16,
-        num_warps=4,
+        num_warps=4 if dim <= 128 else 8,
     )
     return out
 
@@ -108,7 +145,7 @@ def _attend_documents(
     tile: int,
     config: DecodeConfig,
 ) -> None:
-    rows, heads, dim = q.shape
+    rows, heads, _ = q.shape
     document_kernel[(splits, layout.n_kv_heads, step.n_groups * row_tiles)](
         q,
         pool,
@@ -123,17 +160,7 @@ def _attend_documents(
         scale * LOG2_E,
         pool.stride(0),
         step.block_tables.stride(0),
-        KV_HEADS=layout.n_kv_heads,
-        GROUP_HEADS=heads // layout.n_kv_heads,
-        D=dim,
-        D_PAD=triton.next_power_of_2(dim),
-        K_BITS=layout.kv_type.key_bits,
-        V_BITS=layout.kv_type.value_bits,
-        BLOCK_M=tile,
-        BLOCK_N=config.block_n,
-        STAGES=config.stages,
-        HAS_BIAS=bias is not None,
-        FAST=q.is_cuda,
+        **document_constants(layout, heads // layout.n_kv_heads, tile, config, biased=bias is not None, fast=q.is_cuda),
         num_warps=config.warps,
     )
 
@@ -152,7 +179,7 @@ def _attend_tails(
 ) -> None:
     rows, heads, dim = q.shape
     group_heads = heads // layout.n_kv_heads
-    tile = query_tile(group_heads if rows <= 16 else max(64, group_heads))
+    tile = max(16, 64 if rows > 16 else 0, padded(group_heads))
     tail_kernel[(splits, layout.n_kv_heads, rows)](
         q,
         tail_k,
@@ -171,12 +198,12 @@ def _attend_tails(
         KV_HEADS=layout.n_kv_heads,
         GROUP_HEADS=group_heads,
         D=dim,
-        D_PAD=triton.next_power_of_2(dim),
+        D_PAD=padded(dim),
         EVEN_ODD=layout.kv_type.value_bits == 4,
         BLOCK_M=tile,
         BLOCK_N=32 if dim > 128 else 64,
         STAGES=2,
-        num_warps=4,
+        num_warps=8 if tile * dim > 64 * 64 else 4,
     )
 
 
@@ -192,6 +219,12 @@ def _document_splits(step: Step, programs: int, config: DecodeConfig, device: to
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+@cache
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+    return major * 10 + minor
 
 
 def _checked_group_heads(q: Tensor, pool: Tensor, tail_k: Tensor, layout: KVLayout) -> int:

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 """Attention of few queries over a document's blocks, read as they are stored (split-KV flash decoding).
 
 One program takes one share of a group's document, one KV head and up to `BLOCK_M` of the group's queries for it (rows
@@ -10,61 +10,98 @@ graph of these launches stays valid when they change.
 import triton
 import triton.language as tl
 
-from service.engine.exl2_engine.kernels.unpack import from_int8, from_nibbles, spread
+from service.engine.exl2_engine.kernels.unpack import read_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _scale_tile(base, tokens, keep, N: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
-    """FP16 scales of tokens, `GROUPS` a token of which ``D // 32`` exist, spread over `WIDTH` codes each; 0 where not
-    kept, so that what lies behind a document's end counts as zeros."""
-    groups = tl.arange(0, GROUPS)
-    mask = keep[:, None] & (groups < D // 32)[None, :]
-    scales = tl.load(base.to(tl.pointer_type(tl.float16)) + tokens[:, None] * (D // 32) + groups[None, :], mask, 0.0)
-    return spread(scales, N, GROUPS, WIDTH)
+def _read_queries(q_ptr, vector, row_ok, D: tl.constexpr, D_PAD: tl.constexpr, BITS: tl.constexpr):
+    """Queries in the order of dims that `read_tile` gives keys in."""
+    dims = tl.arange(0, D_PAD)
+    q = tl.load(q_ptr + vector[:, None] * D + dims[None, :], row_ok[:, None] & (dims < D)[None, :], 0.0)
+    odd = q
+    if BITS == 4:
+        q, odd = tl.split(tl.reshape(q, (q.shape[0], D_PAD // 2, 2)))
+    return q, odd
 
 
 @triton.jit
-def document_kernel(
-    q_ptr,
-    pool_ptr,
-    bias_ptr,
-    group_rows_ptr,
-    group_tokens_ptr,
-    tables_ptr,
-    out_ptr,
-    lse_ptr,
-    n_rows,
-    row_tiles,
-    scale,
-    record_nbytes,
-    table_stride,
-    KV_HEADS: tl.constexpr,
-    GROUP_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    K_BITS: tl.constexpr,
-    V_BITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    FAST: tl.constexpr,
+def _weights(s, keep, best, total, scale, bias, HAS_BIAS: tl.constexpr, LATE_SUM: tl.constexpr):
+    """Softmax weights FP16 of a tile of scores, the new maximum and sum of every row, and what has been summed up so
+    far has to be multiplied with. With `LATE_SUM` the sum stays one per token of a tile, to be added up at the end."""
+    if HAS_BIAS:
+        s = tl.where(keep[None, :], s * scale + bias[None, :], float("-inf"))
+        new_best = tl.maximum(best, tl.max(s, 1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)  # a bias may be -inf
+        p = tl.exp2(s - shift[:, None])
+    else:
+        s = tl.where(keep[None, :], s, float("-inf"))
+        new_best = tl.maximum(best, tl.max(s, 1) * scale)
+        shift = new_best
+        p = tl.exp2(s * scale - shift[:, None])
+    faded = tl.exp2(best - shift)
+    total = total * faded[:, None] + p if LATE_SUM else total * faded + tl.sum(p, 1)
+    return p.to(tl.float16), new_best, total, faded
+
+
+# fmt: off
+@triton.jit
+def _tile(
+    q, q_odd, best, total, acc, acc_odd, record, bias_at, within, keep, scale,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, K_BITS: tl.constexpr, V_BITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr, LATE_SUM: tl.constexpr, FAST: tl.constexpr,
 ):
+    # fmt: on
+    """Let the queries see `BLOCK_N` tokens of a block, `within` vectors behind the first of each part of its record.
+
+    Gives the state (maximum, sum, weighted values in one or two halves) after them.
+    """
+    K_CODES: tl.constexpr = KV_HEADS * 256 * D * K_BITS // 8
+    K_ALL: tl.constexpr = K_CODES + (KV_HEADS * 256 * D // 16 if K_BITS < 16 else 0)
+    V_CODES: tl.constexpr = K_ALL + KV_HEADS * 256 * D * V_BITS // 8
+    tokens = tl.arange(0, BLOCK_N)
+    k_at, k_scales = record + within * (D * K_BITS // 8), record + K_CODES + within * (D // 16)
+    k, k_odd = read_tile(k_at, k_scales, tokens, keep, K_BITS, BLOCK_N, D, D_PAD, FAST)
+    s = tl.dot(q, tl.trans(k))
+    if K_BITS == 4:
+        s = tl.dot(q_odd, tl.trans(k_odd), s)
+    bias = tl.load(bias_at + tokens, keep, 0.0).to(tl.float32) * LOG2_E if HAS_BIAS else keep
+    p, best, total, faded = _weights(s, keep, best, total, scale, bias, HAS_BIAS, LATE_SUM)
+    v_at, v_scales = record + K_ALL + within * (D * V_BITS // 8), record + V_CODES + within * (D // 16)
+    v, v_odd = read_tile(v_at, v_scales, tokens, keep, V_BITS, BLOCK_N, D, D_PAD, FAST)
+    acc = tl.dot(p, v, acc * faded[:, None])
+    if V_BITS == 4:
+        acc_odd = tl.dot(p, v_odd, acc_odd * faded[:, None])
+    return best, total, acc, acc_odd
+
+
+@triton.jit
+def _store(out_at, x, row_ok, FIRST: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr):
+    """Store ``[rows, COLUMNS]``, `D` of them, at the dims from `FIRST` on."""
+    columns = tl.arange(0, COLUMNS)
+    tl.store(out_at[:, None] + FIRST + columns[None, :], x, row_ok[:, None] & (columns < D)[None, :])
+
+
+# What changes from step to step must not compile another variant: that would also break a graph's capture.
+_ANY_VALUE = ["n_rows", "row_tiles", "table_stride"]
+_ANY_ADDRESS = ["group_rows_ptr", "group_tokens_ptr", "tables_ptr"]
+
+
+# fmt: off
+@triton.jit(do_not_specialize=_ANY_VALUE, do_not_specialize_on_alignment=_ANY_ADDRESS)
+def document_kernel(
+    q_ptr, pool_ptr, bias_ptr, group_rows_ptr, group_tokens_ptr, tables_ptr, out_ptr, lse_ptr,
+    n_rows, row_tiles, scale, record_nbytes, table_stride,
+    KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    K_BITS: tl.constexpr, V_BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, LATE_SUM: tl.constexpr, FAST: tl.constexpr,
+):
+    # fmt: on
     """Grid ``(splits, KV_HEADS, groups * row_tiles)``. `q_ptr` FP16 ``[n_rows, heads, D]``; `out_ptr` FP32
     ``[splits, n_rows, heads, D]``, for 4-bit values with the even dims first, then the odd; `lse_ptr`
     ``[splits, n_rows, heads]``. A share without tokens writes -inf there and no output. `scale` includes log2(e)."""
     HEADS: tl.constexpr = KV_HEADS * GROUP_HEADS
-    K_ROW: tl.constexpr = D * K_BITS // 8
-    V_ROW: tl.constexpr = D * V_BITS // 8
-    S_ROW: tl.constexpr = D // 16
-    K_CODES: tl.constexpr = KV_HEADS * 256 * K_ROW
-    K_ALL: tl.constexpr = K_CODES + (KV_HEADS * 256 * S_ROW if K_BITS < 16 else 0)
-    V_CODES: tl.constexpr = KV_HEADS * 256 * V_ROW
-    GROUPS: tl.constexpr = D_PAD // 32
-    HALF: tl.constexpr = D_PAD // 2
-
     split, head = tl.program_id(0), tl.program_id(1)
     group, tile = tl.program_id(2) // row_tiles, tl.program_id(2) % row_tiles
     first_row = tl.load(group_rows_ptr + group)
@@ -85,81 +122,27 @@ def document_kernel(
         tl.store(lse_at, tl.full((BLOCK_M,), float("-inf"), tl.float32), row_ok)
         return
 
-    dims, halves = tl.arange(0, D_PAD), tl.arange(0, HALF)
-    if K_BITS == 4:
-        even_at = q_ptr + vector[:, None] * D + 2 * halves[None, :]
-        q_mask = row_ok[:, None] & (halves < D // 2)[None, :]
-        q = tl.load(even_at, q_mask, 0.0)
-        q_odd = tl.load(even_at + 1, q_mask, 0.0)
-    else:
-        q = tl.load(q_ptr + vector[:, None] * D + dims[None, :], row_ok[:, None] & (dims < D)[None, :], 0.0)
-
+    q, q_odd = _read_queries(q_ptr, vector, row_ok, D, D_PAD, K_BITS)
+    COLUMNS: tl.constexpr = D_PAD // 2 if V_BITS == 4 else D_PAD
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    if V_BITS == 4:
-        acc = tl.zeros((BLOCK_M, HALF), tl.float32)
-        acc_odd = tl.zeros((BLOCK_M, HALF), tl.float32)
-    else:
-        acc = tl.zeros((BLOCK_M, D_PAD), tl.float32)
-    tokens = tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N) if LATE_SUM else (BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
+    acc_odd = acc
     for i in tl.range(first, last, num_stages=STAGES):
         block = tl.load(tables_ptr + group * table_stride + i * BLOCK_N // 256).to(tl.int64)
         within = head * 256 + i * BLOCK_N % 256
-        record = pool_ptr + block * record_nbytes
-        keep = i * BLOCK_N + tokens < n_tokens
-        keys = record + within * K_ROW
-        if K_BITS == 4:
-            k_scales = _scale_tile(record + K_CODES + within * S_ROW, tokens, keep, BLOCK_N, D, GROUPS, 16)
-            codes = tl.load(keys + tokens[:, None] * K_ROW + halves[None, :], (halves < K_ROW)[None, :], 0)
-            k, k_odd = from_nibbles(codes, k_scales, FAST)
-            s = tl.dot(q, tl.trans(k))
-            s = tl.dot(q_odd, tl.trans(k_odd), s)
-        elif K_BITS == 8:
-            k_scales = _scale_tile(record + K_CODES + within * S_ROW, tokens, keep, BLOCK_N, D, GROUPS, 32)
-            at_k = keys.to(tl.pointer_type(tl.int8)) + tokens[:, None] * K_ROW + dims[None, :]
-            s = tl.dot(q, tl.trans(from_int8(tl.load(at_k, (dims < D)[None, :], 0), k_scales, FAST)))
-        else:
-            at_k = keys.to(tl.pointer_type(tl.float16)) + tokens[:, None] * D + dims[None, :]
-            s = tl.dot(q, tl.trans(tl.load(at_k, keep[:, None] & (dims < D)[None, :], 0.0)))
-        s *= scale
-        if HAS_BIAS:
-            bias_at = bias_ptr + (block * KV_HEADS * 256 + within) + tokens
-            s += (tl.load(bias_at, keep, 0.0).to(tl.float32) * LOG2_E)[None, :]
-        s = tl.where(keep[None, :], s, float("-inf"))
+        keep = i * BLOCK_N + tl.arange(0, BLOCK_N) < n_tokens
+        best, total, acc, acc_odd = _tile(
+            q, q_odd, best, total, acc, acc_odd, pool_ptr + block * record_nbytes,
+            bias_ptr + block * KV_HEADS * 256 + within, within, keep, scale,
+            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, LATE_SUM, FAST,
+        )  # fmt: skip
 
-        new_best = tl.maximum(best, tl.max(s, 1))
-        shift = new_best
-        if HAS_BIAS:  # all scores may be -inf
-            shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-        p = tl.exp2(s - shift[:, None])
-        faded = tl.exp2(best - shift)
-        total = total * faded + tl.sum(p, 1)
-        best = new_best
-        p = p.to(tl.float16)
-
-        values = record + K_ALL + within * V_ROW
-        if V_BITS == 4:
-            v_scales = _scale_tile(record + K_ALL + V_CODES + within * S_ROW, tokens, keep, BLOCK_N, D, GROUPS, 16)
-            codes = tl.load(values + tokens[:, None] * V_ROW + halves[None, :], (halves < V_ROW)[None, :], 0)
-            v, v_odd = from_nibbles(codes, v_scales, FAST)
-            acc = tl.dot(p, v, acc * faded[:, None])
-            acc_odd = tl.dot(p, v_odd, acc_odd * faded[:, None])
-        elif V_BITS == 8:
-            v_scales = _scale_tile(record + K_ALL + V_CODES + within * S_ROW, tokens, keep, BLOCK_N, D, GROUPS, 32)
-            at_v = values.to(tl.pointer_type(tl.int8)) + tokens[:, None] * V_ROW + dims[None, :]
-            v = from_int8(tl.load(at_v, (dims < D)[None, :], 0), v_scales, FAST)
-            acc = tl.dot(p, v, acc * faded[:, None])
-        else:
-            at_v = values.to(tl.pointer_type(tl.float16)) + tokens[:, None] * D + dims[None, :]
-            v = tl.load(at_v, keep[:, None] & (dims < D)[None, :], 0.0)
-            acc = tl.dot(p, v, acc * faded[:, None])
-
-    tl.store(lse_at, best + tl.log2(tl.where(total == 0.0, 1.0, total)), row_ok)
-    one_over = 1.0 / tl.where(total == 0.0, 1.0, total)[:, None]
-    out_at = out_ptr + split.to(tl.int64) * n_rows * HEADS * D + vector[:, None] * D
+    if LATE_SUM:
+        total = tl.sum(total, 1)
+    total = tl.where(total == 0.0, 1.0, total)
+    tl.store(lse_at, best + tl.log2(total), row_ok)
+    out_at = out_ptr + split.to(tl.int64) * n_rows * HEADS * D + vector * D
+    _store(out_at, acc / total[:, None], row_ok, 0, D // 2 if V_BITS == 4 else D, COLUMNS)
     if V_BITS == 4:
-        out_mask = row_ok[:, None] & (halves < D // 2)[None, :]
-        tl.store(out_at + halves[None, :], acc * one_over, out_mask)
-        tl.store(out_at + D // 2 + halves[None, :], acc_odd * one_over, out_mask)
-    else:
-        tl.store(out_at + dims[None, :], acc * one_over, row_ok[:, None] & (dims < D)[None, :])
+        _store(out_at, acc_odd / total[:, None], row_ok, D // 2, D // 2, COLUMNS)

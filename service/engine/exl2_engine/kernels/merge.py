@@ -15,22 +15,14 @@ def _hadamard_signs():
     return tl.expand_dims(1.0 - 2.0 * (both & 1).to(tl.float32), 0)
 
 
-@triton.jit
+# fmt: off
+@triton.jit(do_not_specialize=["n_rows", "n_groups", "n_splits"], do_not_specialize_on_alignment=["group_rows_ptr"])
 def merge_kernel(
-    part_ptr,
-    lse_ptr,
-    group_rows_ptr,
-    out_ptr,
-    n_rows,
-    n_groups,
-    n_splits,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    EVEN_ODD: tl.constexpr,
-    ROTATED: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    part_ptr, lse_ptr, group_rows_ptr, out_ptr, n_rows, n_groups, n_splits,
+    HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    EVEN_ODD: tl.constexpr, ROTATED: tl.constexpr, BLOCK_S: tl.constexpr,
 ):
+    # fmt: on
     """Grid ``(HEADS, n_rows)``: one vector of `out_ptr`, FP16 ``[n_rows, HEADS, D]``, from `n_splits` parts of it.
 
     A part whose log-sum-exp is -inf was not written and is not read. Rows behind the last group's, and rows that saw

@@ -4,32 +4,30 @@
 import triton
 import triton.language as tl
 
+_ANY_VALUE = ["n_rows", "n_groups", "first_split"]
+_ANY_ADDRESS = ["slots_ptr", "tail_end_ptr", "group_rows_ptr"]
+
 
 @triton.jit
+def _masked_weights(s, seen, best, total, scale):
+    """As `decode._weights`, for rows of which each sees other keys, perhaps none."""
+    s = tl.where(seen, s * scale, float("-inf"))
+    new_best = tl.maximum(best, tl.max(s, 1))
+    shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+    p = tl.exp2(s - shift[:, None])
+    faded = tl.exp2(best - shift)
+    return p.to(tl.float16), new_best, total * faded + tl.sum(p, 1), faded
+
+
+# fmt: off
+@triton.jit(do_not_specialize=_ANY_VALUE, do_not_specialize_on_alignment=_ANY_ADDRESS)
 def tail_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    slots_ptr,
-    tail_end_ptr,
-    group_rows_ptr,
-    out_ptr,
-    lse_ptr,
-    n_rows,
-    n_groups,
-    first_split,
-    scale,
-    slot_stride,
-    head_stride,
-    KV_HEADS: tl.constexpr,
-    GROUP_HEADS: tl.constexpr,
-    D: tl.constexpr,
-    D_PAD: tl.constexpr,
-    EVEN_ODD: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, slots_ptr, tail_end_ptr, group_rows_ptr, out_ptr, lse_ptr,
+    n_rows, n_groups, first_split, scale, slot_stride, head_stride,
+    KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    EVEN_ODD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):
+    # fmt: on
     """Grid ``(splits, KV_HEADS, n_rows)``. A run of rows with one slot, side by side, is done by the program of its
     first row (runs are cut at multiples of the rows that a tile holds); programs of other rows have nothing to do.
 
@@ -62,8 +60,8 @@ def tail_kernel(
         return
 
     dims = tl.arange(0, D_PAD)
-    dim_ok = (dims < D)[None, :]
-    q = tl.load(q_ptr + vector[:, None] * D + dims[None, :], row_ok[:, None] & dim_ok, 0.0)
+    mask = row_ok[:, None] & (dims < D)[None, :]
+    q = tl.load(q_ptr + vector[:, None] * D + dims[None, :], mask, 0.0)
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D_PAD), tl.float32)
@@ -71,22 +69,14 @@ def tail_kernel(
     for at in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         tokens = at + tl.arange(0, BLOCK_N)
         where = base + tokens[:, None] * D + dims[None, :]
-        keep = (tokens < last)[:, None] & dim_ok
-        k = tl.load(k_ptr + where, keep, 0.0)
-        s = tl.dot(q, tl.trans(k)) * scale
-        s = tl.where((tokens[None, :] < ends[:, None]) & (tokens < last)[None, :], s, float("-inf"))
-        new_best = tl.maximum(best, tl.max(s, 1))
-        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-        p = tl.exp2(s - shift[:, None])
-        faded = tl.exp2(best - shift)
-        total = total * faded + tl.sum(p, 1)
-        best = new_best
-        v = tl.load(v_ptr + where, keep, 0.0)
-        acc = tl.dot(p.to(tl.float16), v, acc * faded[:, None])
+        keep = (tokens < last)[:, None] & (dims < D)[None, :]
+        s = tl.dot(q, tl.trans(tl.load(k_ptr + where, keep, 0.0)))
+        seen = tokens[None, :] < tl.minimum(ends, last)[:, None]
+        p, best, total, faded = _masked_weights(s, seen, best, total, scale)
+        acc = tl.dot(p, tl.load(v_ptr + where, keep, 0.0), acc * faded[:, None])
 
-    tl.store(lse_at, best + tl.log2(tl.where(total == 0.0, 1.0, total)), row_ok)
-    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if EVEN_ODD:
-        dims = dims % 2 * (D // 2) + dims // 2
-    out_at = out_ptr + place.to(tl.int64) * n_rows * HEADS * D + vector[:, None] * D + dims[None, :]
-    tl.store(out_at, out, row_ok[:, None] & dim_ok)
+    total = tl.where(total == 0.0, 1.0, total)
+    tl.store(lse_at, best + tl.log2(total), row_ok)
+    order = dims % 2 * (D // 2) + dims // 2 if EVEN_ODD else dims
+    out_at = out_ptr + place.to(tl.int64) * n_rows * HEADS * D + vector[:, None] * D + order[None, :]
+    tl.store(out_at, acc / total[:, None], mask)

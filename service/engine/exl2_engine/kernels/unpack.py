@@ -1,5 +1,5 @@
-# pyright: basic
-"""Quantized keys and values in registers: codes times scales, as FP16 tiles.
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
+"""Stored keys and values in registers: codes times scales, as FP16 tiles.
 
 An integer is made an FP16 number without a conversion instruction: its bits are the low mantissa bits of 1024, then
 the offset is subtracted. With `FAST` this is PTX that works on four codes at a time and on FP16 in pairs; without,
@@ -50,33 +50,73 @@ _NIBBLES = tl.constexpr(
 )
 
 
-@triton.jit
-def spread(scales, N: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr):
-    """Scales ``[N, GROUPS]`` as ``[N, GROUPS * WIDTH]``: each for the `WIDTH` codes of its group."""
-    wide = tl.broadcast_to(tl.expand_dims(scales, 2), (N, GROUPS, WIDTH))
-    return tl.reshape(wide, (N, GROUPS * WIDTH))
+# The conversions are not declared pure: the compiler would move them behind the exchange that gives a product its
+# operand, which then reads single bytes and converts them in every warp that needs them.
 
 
 @triton.jit
 def from_int8(codes, scales, FAST: tl.constexpr):
     """FP16 of int8 codes and FP16 scales of the same shape."""
     if FAST:
-        return tl.inline_asm_elementwise(_INT8, "=r,=r,r,r,r", [codes, scales], dtype=tl.float16, is_pure=True, pack=4)
-    return codes.to(tl.float16) * scales
+        out = tl.inline_asm_elementwise(_INT8, "=r,=r,r,r,r", [codes, scales], tl.float16, is_pure=False, pack=4)
+    else:
+        out = codes.to(tl.float16) * scales
+    return out
 
 
 @triton.jit
 def from_nibbles(codes, scales, FAST: tl.constexpr):
-    """FP16 of the low and of the high nibbles of bytes; scales ``[..]`` of the same shape."""
+    """FP16 of the low and of the high nibbles of bytes; scales of the same shape."""
     if FAST:
-        return tl.inline_asm_elementwise(
-            _NIBBLES,
-            "=r,=r,=r,=r,r,r,r",
-            [codes, scales],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=4,
+        out = tl.inline_asm_elementwise(
+            _NIBBLES, "=r,=r,=r,=r,r,r,r", [codes, scales], (tl.float16, tl.float16), is_pure=False, pack=4
         )
-    low = (codes & 15).to(tl.int8) - 8
-    high = (codes >> 4).to(tl.int8) - 8
-    return low.to(tl.float16) * scales, high.to(tl.float16) * scales
+    else:
+        low = ((codes & 15).to(tl.int8) - 8).to(tl.float16)
+        high = ((codes >> 4).to(tl.int8) - 8).to(tl.float16)
+        out = low * scales, high * scales
+    return out
+
+
+@triton.jit
+def _scales(base, tokens, keep, N: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """FP16 scales of tokens, each for the `WIDTH` codes of its group, of `COLUMNS` codes a token; 0 where not kept."""
+    GROUPS: tl.constexpr = COLUMNS // WIDTH
+    groups = tl.arange(0, GROUPS)
+    mask = keep[:, None] & (groups < D // 32)[None, :]
+    scales = tl.load(base.to(tl.pointer_type(tl.float16)) + tokens[:, None] * (D // 32) + groups[None, :], mask, 0.0)
+    wide = tl.broadcast_to(tl.expand_dims(scales, 2), (N, GROUPS, WIDTH))
+    return tl.reshape(wide, (N, COLUMNS))
+
+
+@triton.jit
+def read_tile(
+    codes_at,
+    scales_at,
+    tokens,
+    keep,
+    BITS: tl.constexpr,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Keys or values of `tokens`, FP16 ``[N, D_PAD]`` and once more; of 4 bits ``[N, D_PAD // 2]``, those of the even
+    and those of the odd dims. Zeros where not kept and beyond `D`: what lies behind a document's end may be anything.
+    """
+    COLUMNS: tl.constexpr = D_PAD // 2 if BITS == 4 else D_PAD
+    USED: tl.constexpr = D // 2 if BITS == 4 else D
+    columns = tl.arange(0, COLUMNS)
+    at = tokens[:, None] * USED + columns[None, :]
+    used = (columns < USED)[None, :]
+    if BITS == 16:
+        x = tl.load(codes_at.to(tl.pointer_type(tl.float16)) + at, keep[:, None] & used, 0.0)
+        odd = x
+    elif BITS == 8:
+        codes = tl.load(codes_at.to(tl.pointer_type(tl.int8)) + at, used, 0)
+        x = from_int8(codes, _scales(scales_at, tokens, keep, N, D, 32, COLUMNS), FAST)
+        odd = x
+    else:
+        codes = tl.load(codes_at + at, used, 0)
+        x, odd = from_nibbles(codes, _scales(scales_at, tokens, keep, N, D, 16, COLUMNS), FAST)
+    return x, odd
