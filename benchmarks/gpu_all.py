@@ -20,6 +20,7 @@ PARTS = {
     "memory": ("benchmarks.gpu_memory", 80.0),
     "decode": ("benchmarks.gpu_decode", 160.0),
     "prefill": ("benchmarks.gpu_prefill", 140.0),
+    "restore": ("benchmarks.gpu_restore", 90.0),
     "resume": ("benchmarks.gpu_resume", 250.0),
     "service": ("benchmarks.gpu_service", 80.0),
     "failures": ("benchmarks.gpu_failures", 100.0),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_decode, gpu_failures, gpu_parity, gpu_prefill, gpu_resume, gpu_service
+from benchmarks import gpu_decode, gpu_failures, gpu_parity, gpu_prefill, gpu_restore, gpu_resume, gpu_service
 from benchmarks.gpu_documents import random_records
 from benchmarks.gpu_engine import Engine
 from benchmarks.gpu_lib import Result
@@ -72,6 +72,18 @@ def test_prefill(arguments, work):
     found = rows(arguments, "prefill")
     assert found["prefill of 1K, average"]["spread"] == "one run of the whole"
     assert "cost of exporting the blocks, prefill of 512 tokens" in found
+
+
+def test_restore(arguments, tmp_path):
+    arguments.tokens, arguments.disk_tokens, arguments.readers = 1400, 700, "1,3"
+    arguments.work, arguments.memory = str(tmp_path), str(tmp_path / "memory")
+    measure = gpu_restore.Measure(Result("restore", "s.py", arguments), arguments, KVType.K8V4, 1e9)
+    measure.in_memory()
+    measure.on_disk()
+    found = rows(arguments, "restore")
+    assert "k8v4, 1400 tokens: restore from the page cache, 3 readers" in found
+    assert "k8v4, 1400 tokens: from host memory to the card" in found
+    assert found["k8v4, 700 tokens: restore from the disk"]["target"].startswith("at least")
 
 
 def test_resume(arguments, work):
