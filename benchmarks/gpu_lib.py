@@ -85,8 +85,17 @@ class Result:
             traceback.print_exc()
             first_line = (str(error).splitlines() or [""])[0]
             self.add(Row(what, f"failed: {type(error).__name__}: {first_line[:160]}", met=False))
+            self._end_if_lost()
             return False
         return True
+
+    def _end_if_lost(self) -> None:
+        """After a fault of the card nothing in this process can work: the part ends. Raises SystemExit."""
+        try:
+            sync()
+        except Exception:
+            self.note("The card answered no more calls after that: what would have followed was not run.")
+            raise SystemExit(3) from None
 
     def save(self) -> None:
         found = {

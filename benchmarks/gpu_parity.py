@@ -126,6 +126,13 @@ def mask_off(runner: Any) -> Iterator[None]:
         backend.prefill = real
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=os.environ.get("PREREAD_TEST_MODEL", ""))
+    parser.add_argument("--kv-types", default="fp16,k8v8,k8v4,k4v4")
+    parser.add_argument("--portable", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--copies", action=argparse.BooleanOptionalAction, default=True, help="quantized copies")
+
+
 class Parity:
     """Comparisons of one model directory over one text."""
 
@@ -162,20 +169,32 @@ class Parity:
         target = f"found: at least {COMPUTE_LIMIT:g}"
         self.result.add(Row(what, f"KL {stats.mean:.2g}", same(stats), target=target, met=found, must=True))
 
-    def run(self) -> None:
+    def run(self, kv_types: list[KVType], *, portable: bool) -> None:
+        """Everything that can be compared among these KV types; FP16 is the reference of the others."""
         attempt = self.result.attempt
-        reference = lambda: torch_reference(self.directory, self.ids, self.n_document, self.chunk)  # noqa: E731
-        attempt("torch engine, FP32", lambda: self.found.update(torch=reference()))
-        for kv_type in KVType:
+        attempt("torch engine, FP32", self.reference)
+        for kv_type in kv_types:
             attempt(f"{kv_type}", lambda t=kv_type: self.measure(t))
-        attempt("compute dtype", lambda: self.compare(*COMPUTE, COMPUTE_LIMIT))
-        attempt("FP16 KV", lambda: self.compare(*STORED, EXACT_LIMIT))
-        for kv_type, limit in KV_LIMITS.items():
-            what = f"{kv_type} against FP16 KV"
-            attempt(what, lambda w=what, t=kv_type, x=limit: self.compare(w, "fp16 auto", f"{t} auto", x))
-        attempt("planted fault", self.planted)
-        for kv_type in (KVType.K8V4, KVType.FP16):
-            attempt(f"portable {kv_type}", lambda t=kv_type: self.portable(t), needs_s=10 if ON_CARD else 0)
+            self.compared(kv_type)
+        for kv_type in (KVType.FP16, KVType.K8V4):
+            if portable and kv_type in kv_types:
+                attempt(f"portable {kv_type}", lambda t=kv_type: self.portable(t), needs_s=10 if ON_CARD else 0)
+
+    def reference(self) -> None:
+        self.found["torch"] = torch_reference(self.directory, self.ids, self.n_document, self.chunk)
+
+    def compared(self, kv_type: KVType) -> None:
+        """The rows of a KV type that was just measured."""
+        if f"{kv_type} auto" not in self.found:
+            return
+        attempt = self.result.attempt
+        if kv_type is KVType.FP16:
+            attempt("compute dtype", lambda: self.compare(*COMPUTE, COMPUTE_LIMIT))
+            attempt("FP16 KV", lambda: self.compare(*STORED, EXACT_LIMIT))
+            attempt("planted fault", self.planted)
+            return
+        what = f"{kv_type} against FP16 KV"
+        attempt(what, lambda: self.compare(what, "fp16 auto", f"{kv_type} auto", KV_LIMITS[kv_type]))
 
     def portable(self, kv_type: KVType) -> None:
         self.measure(kv_type, "portable")
@@ -226,14 +245,14 @@ COPIES = {
 
 
 def main() -> None:
-    default = os.environ.get("PREREAD_TEST_MODEL", "")
-    arguments = parse(__doc__, lambda parser: parser.add_argument("--model", default=default))
+    arguments = parse(__doc__, add_arguments)
     result = Result("parity", "benchmarks/gpu_parity.py", arguments)
     use_tiny = arguments.dry or not arguments.model
     directory = model_dir(arguments, "small") if use_tiny else Path(arguments.model)
     result.note(f"Model {load_card(directory).source}; the torch engine computes on the processor.")
-    Parity(result, directory, arguments).run()
-    if not ON_CARD:
+    kv_types = [KVType(name) for name in arguments.kv_types.split(",")]
+    Parity(result, directory, arguments).run(kv_types, portable=arguments.portable)
+    if not ON_CARD or not arguments.copies:
         return
     for i, (name, (script, needs_s, options)) in enumerate(COPIES.items()):
         target = Path(arguments.work) / f"copy-{i}"
