@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_documents import filled
-from benchmarks.gpu_lib import DEVICE, ON_CARD, Result, Row, device_timed, sync
+from benchmarks.gpu_lib import DEVICE, ON_CARD, Result, Row, device_timed, spread, sync
 from benchmarks.gpu_models import Opened
 from service.engine.exl2_engine.backends import select_backend
 from service.engine.exl2_engine.step import Step
@@ -51,7 +51,7 @@ def add_rows(result: Result, open_: Opened, n_context: int, users: tuple[int, ..
                 Row(
                     what=f"{runner.layout.kv_type}, {n_context} tokens, {name}: attention alone",
                     figure=f"{speed / 1e9:.0f} GB/s, {seconds.median * 1e3:.2f} ms for all layers",
-                    spread=seconds.spread,
+                    spread=f"{spread(seconds.samples, 1e3)} ms",
                     bound=f"{share:.0%} of {copy_nbytes_s / 1e9:.0f} GB/s",
                     target=f"{TARGET_SHARE:.0%}",
                     met=share >= TARGET_SHARE,

@@ -30,10 +30,16 @@ def read_results(directories: Iterable[Path]) -> dict[str, dict]:
 
 
 def merged(old: dict | None, new: dict) -> dict:
-    """`new` over `old`: rows of the same name replaced in place, others behind them. Notes likewise."""
+    """`new` over `old`: rows of the same name replaced in place, others behind them. Notes likewise. What failed in an
+    earlier run is told on the terminal and left out of the page."""
     if old is None:
         return new
-    rows = {row["what"]: row for row in old["rows"]}
+    rows = {}
+    for row in old["rows"]:
+        if row["figure"].startswith("failed: "):
+            print(f"left out, from an earlier run of {old['part']}: {row['what']}: {row['figure']}")
+        else:
+            rows[row["what"]] = row
     rows |= {row["what"]: row for row in new["rows"]}
     notes = list(dict.fromkeys([*old["notes"], *new["notes"]]))
     return new | {"rows": list(rows.values()), "notes": notes, "raw": old["raw"] | new["raw"]}

@@ -43,6 +43,14 @@ def test_the_page_has_each_part_once_in_order_and_nothing_of_dry_runs(tmp_path):
     assert "gap" not in text
 
 
+def test_a_failure_of_an_earlier_run_is_told_and_left_out(tmp_path, capsys):
+    write(tmp_path / "one", "decode", [Row("a", "failed: OSError: no", met=False), Row("b", "2")])
+    write(tmp_path / "two", "decode", [Row("c", "3"), Row("d", "failed: OSError: again", met=False)])
+    rows = read_results([tmp_path / "one", tmp_path / "two"])["decode"]["rows"]
+    assert [row["what"] for row in rows] == ["b", "c", "d"]
+    assert "a: failed: OSError: no" in capsys.readouterr().out
+
+
 def test_other_json_files_are_no_results(tmp_path):
     (tmp_path / "x.json").write_text("[1, 2]")
     assert write_page([tmp_path], tmp_path / "page.md") == []
