@@ -29,8 +29,8 @@ def models() -> None:
 @json_option
 @expected_errors
 def import_(source: Path, name: str, as_json: bool, **options: Any) -> None:
-    """Import SOURCE, a GGUF file or a Hugging Face directory, and measure which KV types it can be served
-    with."""
+    """Import SOURCE, a GGUF file or a Hugging Face directory (EXL2 and GPTQ too), and measure which KV types it can
+    be served with."""
     from service.engine.models.importer import import_model
 
     with _progress() as progress:
@@ -135,7 +135,7 @@ def _described(path: Path, card: Any) -> dict[str, Any]:
 
     return {
         "name": path.name, "path": str(path), "source": card.source, "architecture": card.architecture,
-        "max_context": card.max_context, "n_parameters": card.n_parameters,
+        "max_context": card.max_context, "n_parameters": card.n_parameters, "quantization": card.quantization,
         "kv_types": msgspec.to_builtins(card.kv_types), "error": None,
     }  # fmt: skip
 
@@ -147,7 +147,10 @@ def _line(row: dict[str, Any]) -> str:
         f"{name} {'ok' if gate['allowed'] else 'refused'} (KL {gate['mean_kl']:.4f})"
         for name, gate in row["kv_types"].items()
     )
-    return f"{row['name']}: {row['source']}, context {row['max_context']}; KV: {types or 'not measured, fp16 only'}"
+    weights = "" if row["quantization"] == "none" else f", {row['quantization']} (exl2 engine)"
+    where = " on a machine with an NVIDIA card" if weights else ""
+    unmeasured = f"fp16 only until `preread models measure {row['name']}` has run{where}"
+    return f"{row['name']}: {row['source']}{weights}, context {row['max_context']}; KV: {types or unmeasured}"
 
 
 def _show(path: Path, card: Any, as_json: bool) -> None:

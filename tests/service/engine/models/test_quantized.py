@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from cache_store.layout import KVType
+from service.cli import main
 from service.engine.factory import EngineConfig, open_host
 from service.engine.models import gates
 from service.engine.models.card import KVGate, check_engine, check_kv_type, load_card
@@ -288,3 +290,26 @@ def test_a_changed_byte_of_a_kept_file_is_found(make_quantized: Callable[..., Pa
 def test_plain_directories_are_not_quantized(source: Path) -> None:
     assert find_quantization(source) is None
     assert Quantization("exl2", {}).label == "exl2"
+
+
+def test_the_commands_say_what_such_a_model_needs(
+    make_quantized: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREREAD_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(gates, "card_engine_ready", lambda: False)
+    source = make_quantized(GPTQ)
+
+    def preread(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["models", *arguments])
+
+    made = preread("import", str(source), "--name", "q")
+    assert made.exit_code == 0, made.output
+    listed = preread("list").stdout
+    assert "gptq-4bit-32g (exl2 engine)" in listed
+    assert "fp16 only until `preread models measure q` has run on a machine with an NVIDIA card" in listed
+    (row,) = json.loads(preread("list", "--json").stdout)["models"]
+    assert row["quantization"] == "gptq-4bit-32g"
+    assert preread("verify", "q").exit_code == 0
+    measured = preread("measure", "q")
+    assert measured.exit_code == 1
+    assert "can be measured only where there are an NVIDIA card" in measured.stderr.replace("\n", " ")
