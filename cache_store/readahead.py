@@ -26,20 +26,32 @@ def read_ahead(spans: Sequence[Span], read: Read, buffers: Buffers) -> Generator
     Memory is taken here, in that order, and waited for only while no piece is on its way: so neither the pieces of one
     reader nor those of several that share the buffers can wait for each other in a circle.
     """
-    waiting: deque[Future[Piece]] = deque()
+    waiting: deque[tuple[Future[Piece], memoryview]] = deque()
     with ThreadPoolExecutor(buffers.n_readers, "snapshot-read") as pool:
         try:
             for span in spans:
                 while (memory := buffers.take(span.nbytes, wait=not waiting)) is None:
-                    yield waiting.popleft().result()
-                waiting.append(pool.submit(_piece, span, memory, read, buffers))
+                    yield _next(waiting)
+                waiting.append((pool.submit(_piece, span, memory, read, buffers), memory))
                 if len(waiting) > 2 * buffers.n_readers + 1:
-                    yield waiting.popleft().result()
+                    yield _next(waiting)
             while waiting:
-                yield waiting.popleft().result()
+                yield _next(waiting)
         finally:
-            for future in waiting:
-                future.add_done_callback(_release)
+            for future, memory in waiting:
+                _abandon(future, memory, buffers)
+
+
+def _next(waiting: "deque[tuple[Future[Piece], memoryview]]") -> Piece:
+    return waiting.popleft()[0].result()
+
+
+def _abandon(future: "Future[Piece]", memory: memoryview, buffers: Buffers) -> None:
+    """Nobody takes this piece any more; its memory comes back, at once when it was not begun."""
+    if future.cancel():
+        buffers.give_back(memory)
+    else:
+        future.add_done_callback(_release)
 
 
 def _piece(span: Span, memory: memoryview, read: Read, buffers: Buffers) -> Piece:

@@ -1,6 +1,7 @@
 """Reading in pieces: every record once and verified, in the order asked for, into memory that always comes back."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout, KVType
-from cache_store.pieces import Order, Run, plan_spans
+from cache_store.pieces import Order, Run, Span, plan_spans
+from cache_store.reader import SnapshotReader
 from cache_store.shards import plan_shards
 from cache_store.store import SnapshotStore
 from tests.cache_store.damage import flip, shard_paths
@@ -127,6 +129,24 @@ def test_what_is_left_in_the_middle_gives_its_memory_back(store: SnapshotStore, 
     with store.open(KEY, FINGERPRINT, WIDE) as reader:
         first = next(iter(reader.pieces(slots)))
         first.release()
+    assert slots.n_held == 0
+
+
+def test_what_was_not_begun_is_not_read_any_more(
+    store: SnapshotStore, wide: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots, spans = Slots(40, 100_000, n_readers=1), []
+    original = SnapshotReader._read
+
+    def slow(self: SnapshotReader, span: Span, memory: memoryview) -> list[Run]:
+        spans.append(span)
+        time.sleep(0.05)
+        return original(self, span, memory)
+
+    monkeypatch.setattr(SnapshotReader, "_read", slow)
+    with store.open(KEY, FINGERPRINT, WIDE) as reader:
+        next(iter(reader.pieces(slots))).release()
+    assert len(spans) <= 3
     assert slots.n_held == 0
 
 

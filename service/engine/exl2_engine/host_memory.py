@@ -51,8 +51,8 @@ class HostMemory:
         self, row_nbytes: int, budget_nbytes: int, device: torch.device, *, slab_nbytes: int = SLAB_NBYTES
     ) -> None:
         self.row_nbytes = row_nbytes
-        self._rows_per_slab = max(1, slab_nbytes // row_nbytes)
-        self._slab_nbytes = max(slab_nbytes, row_nbytes)
+        self._slab_nbytes = max(min(slab_nbytes, budget_nbytes), row_nbytes)
+        self._rows_per_slab = self._slab_nbytes // row_nbytes
         self._n_wanted = budget_nbytes // self._slab_nbytes
         self._device = device
         self._slabs: list[Tensor] = []

@@ -63,12 +63,14 @@ class BlockPool:
             raise PoolExhausted(
                 f"a document of {n_tokens} tokens needs {n} blocks, free are {len(self._free)} of {self.n_blocks}"
             )
+        # The lowest ones, in order: copies to and from host memory are as long as blocks lie side by side.
+        self._free.sort(reverse=True)
         ids = [self._free.pop() for _ in range(n)]
         return Document(ids, n_tokens, n * self.block_nbytes, self.device)
 
     def give_back(self, document: Document) -> None:
         """Free a document's blocks, once; it has none afterwards."""
-        self._free.extend(reversed(document.block_ids))
+        self._free.extend(document.block_ids)
         document.block_ids = []
         document.blocks = document.blocks[:0]
         document.n_tokens = document.capacity = document.nbytes = 0
