@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -180,3 +180,32 @@ def test_a_small_snapshot_is_read_without_threads(store: SnapshotStore, recipe: 
         assert recipe.unpacked(copied(piece.runs)) == recipe.blocks
         piece.release()
     assert slots.n_held == 0
+
+
+def test_reading_and_verifying_costs_little_beside_reading(store: SnapshotStore, root: Path) -> None:
+    """Best of five each, from the page cache: a ratio with much slack, for a machine that also does other work."""
+    layout = KVLayout(n_layers=8, n_kv_heads=8, head_dim=128, kv_type=KVType.K8V8)
+    recipe = Recipe(layout=layout, n_tokens=6 * 256)
+    nbytes = recipe.build(store).nbytes
+    slots = Slots(8, 8 << 20, n_readers=2)
+
+    def plain() -> None:
+        for path in shard_paths(root, recipe):
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+
+    def ours() -> None:
+        with store.open(KEY, FINGERPRINT, layout) as reader:
+            for piece in reader.pieces(slots):
+                piece.release()
+
+    buffer = bytearray(8 << 20)
+    best = [min(seconds(work) for _ in range(5)) for work in (plain, ours)]
+    assert best[1] < 8 * best[0] + 0.05, f"{nbytes / best[0] / 1e9:.1f} GB/s plain, {nbytes / best[1] / 1e9:.1f} ours"
+
+
+def seconds(work: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
