@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cache_store.codec import rotate
 from cache_store.layout import KVLayout, KVType
-from service.engine.exl2_engine.kernels.attend import DecodeConfig, attend, decode_config, query_tile
+from service.engine.exl2_engine.kernels.attend import DecodeConfig, Sums, attend, decode_config, query_tile
 from service.engine.exl2_engine.portable_records import decode_blocks, record_parts
 from service.engine.exl2_engine.step import Step
 
@@ -166,14 +166,16 @@ def timed(inputs: list[Inputs], config: DecodeConfig | None) -> float:
 
 def candidates(shape: Shape) -> list[DecodeConfig]:
     """Configurations worth compiling, without the number of programs per multiprocessor."""
-    tile = query_tile(shape.rows * GROUP_HEADS, HEAD_DIM, 90)
-    sizes = (32, 64, 128) if tile <= 64 else (32, 64)
-    found = [
-        DecodeConfig(n, warps, stages, late, 0)
-        for n, warps, stages, late in itertools.product(sizes, (4, 8), (2, 3, 4), (False, True))
-        if (late is False or tile == 16) and (warps == 4 or tile >= 64) and not (n == 32 and stages == 2)
-    ]
-    return [c for c in found if c.block_n * c.stages <= 256 + 128]
+    narrow = query_tile(shape.rows * GROUP_HEADS, HEAD_DIM, 90) == 16
+    sums = (Sums.ROW, Sums.TOKEN) if narrow else (Sums.ROW, Sums.PRODUCT)
+    shapes = [(64, 4, 2), (64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 4, 3)]
+    shapes += [] if narrow else [(64, 8, 2), (128, 8, 2), (128, 8, 3)]
+    peels = (False,) if narrow else (True,)
+    limits = (None, 128) if narrow else (None,)
+    if shape.kv_type is KVType.FP16:
+        shapes = shapes[:3] + shapes[-2:-1]
+    every = itertools.product(shapes, sums, peels, limits)
+    return [DecodeConfig(*size, sums, peel, registers, per_sm=0) for size, sums, peel, registers in every]
 
 
 def compile_one(task: tuple[Shape, DecodeConfig]) -> str:
@@ -201,7 +203,7 @@ def sweep(shapes: list[Shape], ceiling: float, deadline: float) -> list[dict[str
     for shape in shapes:
         inputs = make_inputs(shape, N_DOCUMENTS, NO_TAIL)
         found = []
-        for config, per_sm in itertools.product(candidates(shape), (1, 2, 3, 4, 6)):
+        for config, per_sm in itertools.product(candidates(shape), (1, 2, 3, 4)):
             if failures[shape, config] or time.perf_counter() > deadline:
                 continue
             chosen = replace(config, per_sm=per_sm)

@@ -2,6 +2,7 @@
 """Launches decode attention: rows over their group's document and over their own tails, merged."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 
 import torch
@@ -19,16 +20,26 @@ _TAIL_TOKENS = 128
 """Tokens of a tail from which on a second program works on it."""
 
 
+class Sums(IntEnum):
+    """How the weights of a row are summed up: in every tile, at the end over the tokens of a tile, or by a product."""
+
+    ROW = 0
+    TOKEN = 1
+    PRODUCT = 2
+
+
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
     """How `document_kernel` is compiled and spread over the card: tokens per iteration, warps, depth of the load
-    pipeline, whether sums of rows wait for the end, and the programs per multiprocessor that the number of splits aims
-    at."""
+    pipeline, the way of summing, whether a document's last tile is a copy of the code of its own, the most registers
+    (None for the compiler's choice), and the programs per multiprocessor that the number of splits aims at."""
 
     block_n: int
     warps: int
     stages: int
-    late_sum: bool
+    sums: Sums
+    peel: bool
+    registers: int | None
     per_sm: int
 
 
@@ -38,12 +49,15 @@ def decode_config(kv_type: KVType, query_tile: int, head_dim: int, capability: i
     Wide tiles need more warps for their registers; where they fill 64 rows, products of sm_90 read shared memory and
     need fewer.
     """
-    wide = query_tile * head_dim
+    wide = query_tile * padded(head_dim)
     from_shared = capability >= 90 and query_tile >= 64
-    warps = 8 if wide > 64 * 128 or (wide == 64 * 128 and not from_shared) else 4
-    if wide > 16 * 128 or kv_type is KVType.FP16:
-        return DecodeConfig(block_n=64, warps=warps, stages=2 if warps > 4 else 3, late_sum=False, per_sm=2)
-    return DecodeConfig(block_n=64, warps=warps, stages=3, late_sum=True, per_sm=4)
+    if from_shared and query_tile == 64 and head_dim <= 128 and kv_type is not KVType.FP16:
+        return DecodeConfig(128, 4, 2, Sums.PRODUCT, peel=True, registers=None, per_sm=2)
+    if wide >= 64 * 128 or query_tile == 128:
+        return DecodeConfig(64, 8, 2, Sums.ROW, peel=from_shared, registers=None, per_sm=2)
+    if query_tile > 16 or head_dim > 128 or kv_type is KVType.FP16:
+        return DecodeConfig(64, 4, 3, Sums.ROW, peel=False, registers=None, per_sm=2)
+    return DecodeConfig(128, 4, 2, Sums.TOKEN, peel=False, registers=None, per_sm=3)
 
 
 def padded(n: int) -> int:
@@ -72,7 +86,8 @@ def document_constants(
         "BLOCK_N": config.block_n,
         "STAGES": config.stages,
         "HAS_BIAS": biased,
-        "LATE_SUM": config.late_sum,
+        "SUM": int(config.sums),
+        "PEEL": config.peel,
         "FAST": fast,
     }
 
@@ -125,8 +140,8 @@ def attend(
         D_PAD=padded(dim),
         EVEN_ODD=layout.kv_type.value_bits == 4,
         ROTATED=layout.kv_type is not KVType.FP16,
-        BLOCK_S=16,
-        num_warps=4 if dim <= 128 else 8,
+        BLOCK_S=16 if splits + tail_splits <= 16 else 64,
+        num_warps=4 if dim <= 128 and splits + tail_splits <= 16 else 8,
     )
     return out
 
@@ -162,6 +177,7 @@ def _attend_documents(
         step.block_tables.stride(0),
         **document_constants(layout, heads // layout.n_kv_heads, tile, config, biased=bias is not None, fast=q.is_cuda),
         num_warps=config.warps,
+        maxnreg=config.registers,
     )
 
 

@@ -27,30 +27,38 @@ def _read_queries(q_ptr, vector, row_ok, D: tl.constexpr, D_PAD: tl.constexpr, B
 
 
 @triton.jit
-def _weights(s, keep, best, total, scale, bias, HAS_BIAS: tl.constexpr, LATE_SUM: tl.constexpr):
+def _weights(s, keep, best, total, scale, bias, HAS_BIAS: tl.constexpr, MASKED: tl.constexpr, SUM: tl.constexpr):
     """Softmax weights FP16 of a tile of scores, the new maximum and sum of every row, and what has been summed up so
-    far has to be multiplied with. With `LATE_SUM` the sum stays one per token of a tile, to be added up at the end."""
+    far has to be multiplied with. `SUM` is how weights are summed up: 0 along every row; 1 not across the tokens of a
+    tile until the end; 2 by a product with ones, which gives a row's sum 16 times."""
     if HAS_BIAS:
-        s = tl.where(keep[None, :], s * scale + bias[None, :], float("-inf"))
+        s = s * scale + bias[None, :]
+    if MASKED:
+        s = tl.where(keep[None, :], s, float("-inf"))
+    if HAS_BIAS:
         new_best = tl.maximum(best, tl.max(s, 1))
         shift = tl.where(new_best == float("-inf"), 0.0, new_best)  # a bias may be -inf
         p = tl.exp2(s - shift[:, None])
     else:
-        s = tl.where(keep[None, :], s, float("-inf"))
         new_best = tl.maximum(best, tl.max(s, 1) * scale)
         shift = new_best
         p = tl.exp2(s * scale - shift[:, None])
     faded = tl.exp2(best - shift)
-    total = total * faded[:, None] + p if LATE_SUM else total * faded + tl.sum(p, 1)
+    if SUM == 1:
+        total = total * faded[:, None] + p
+    elif SUM == 2:
+        total = tl.dot(p.to(tl.float16), tl.full((p.shape[1], 16), 1.0, tl.float16), total * faded[:, None])
+    else:
+        total = total * faded + tl.sum(p, 1)
     return p.to(tl.float16), new_best, total, faded
 
 
 # fmt: off
 @triton.jit
 def _tile(
-    q, q_odd, best, total, acc, acc_odd, record, bias_at, within, keep, scale,
+    q, q_odd, best, total, acc, acc_odd, record, bias, within, used, scale,
     KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, K_BITS: tl.constexpr, V_BITS: tl.constexpr,
-    BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr, LATE_SUM: tl.constexpr, FAST: tl.constexpr,
+    BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr, MASKED: tl.constexpr, SUM: tl.constexpr, FAST: tl.constexpr,
 ):
     # fmt: on
     """Let the queries see `BLOCK_N` tokens of a block, `within` vectors behind the first of each part of its record.
@@ -61,26 +69,41 @@ def _tile(
     K_ALL: tl.constexpr = K_CODES + (KV_HEADS * 256 * D // 16 if K_BITS < 16 else 0)
     V_CODES: tl.constexpr = K_ALL + KV_HEADS * 256 * D * V_BITS // 8
     tokens = tl.arange(0, BLOCK_N)
+    keep = tokens < used
     k_at, k_scales = record + within * (D * K_BITS // 8), record + K_CODES + within * (D // 16)
-    k, k_odd = read_tile(k_at, k_scales, tokens, keep, K_BITS, BLOCK_N, D, D_PAD, FAST)
+    k, k_odd = read_tile(k_at, k_scales, tokens, keep, K_BITS, BLOCK_N, D, D_PAD, MASKED, FAST)
     s = tl.dot(q, tl.trans(k))
     if K_BITS == 4:
         s = tl.dot(q_odd, tl.trans(k_odd), s)
-    bias = tl.load(bias_at + tokens, keep, 0.0).to(tl.float32) * LOG2_E if HAS_BIAS else keep
-    p, best, total, faded = _weights(s, keep, best, total, scale, bias, HAS_BIAS, LATE_SUM)
+    bias = tl.load(bias + within + tokens).to(tl.float32) * LOG2_E if HAS_BIAS else keep
+    p, best, total, faded = _weights(s, keep, best, total, scale, bias, HAS_BIAS, MASKED, SUM)
     v_at, v_scales = record + K_ALL + within * (D * V_BITS // 8), record + V_CODES + within * (D // 16)
-    v, v_odd = read_tile(v_at, v_scales, tokens, keep, V_BITS, BLOCK_N, D, D_PAD, FAST)
+    v, v_odd = read_tile(v_at, v_scales, tokens, keep, V_BITS, BLOCK_N, D, D_PAD, MASKED, FAST)
     acc = tl.dot(p, v, acc * faded[:, None])
     if V_BITS == 4:
         acc_odd = tl.dot(p, v_odd, acc_odd * faded[:, None])
     return best, total, acc, acc_odd
 
 
+# fmt: off
 @triton.jit
-def _store(out_at, x, row_ok, FIRST: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr):
-    """Store ``[rows, COLUMNS]``, `D` of them, at the dims from `FIRST` on."""
+def _store(
+    out_at, lse_at, best, total, acc, acc_odd, row_ok,
+    D: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, SUM: tl.constexpr,
+):
+    # fmt: on
+    """Store the normalized values and the log-sum-exp of every row; in two halves, the even dims come first."""
+    if SUM == 1:
+        total = tl.sum(total, 1)
+    elif SUM == 2:
+        total = tl.max(total, 1)
+    total = tl.where(total == 0.0, 1.0, total)
+    tl.store(lse_at, best + tl.log2(total), row_ok)
     columns = tl.arange(0, COLUMNS)
-    tl.store(out_at[:, None] + FIRST + columns[None, :], x, row_ok[:, None] & (columns < D)[None, :])
+    mask = row_ok[:, None] & (columns < D // HALVES)[None, :]
+    tl.store(out_at[:, None] + columns[None, :], acc / total[:, None], mask)
+    if HALVES == 2:
+        tl.store(out_at[:, None] + D // 2 + columns[None, :], acc_odd / total[:, None], mask)
 
 
 # What changes from step to step must not compile another variant: that would also break a graph's capture.
@@ -95,7 +118,7 @@ def document_kernel(
     n_rows, row_tiles, scale, record_nbytes, table_stride,
     KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     K_BITS: tl.constexpr, V_BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, LATE_SUM: tl.constexpr, FAST: tl.constexpr,
+    HAS_BIAS: tl.constexpr, SUM: tl.constexpr, PEEL: tl.constexpr, FAST: tl.constexpr,
 ):
     # fmt: on
     """Grid ``(splits, KV_HEADS, groups * row_tiles)``. `q_ptr` FP16 ``[n_rows, heads, D]``; `out_ptr` FP32
@@ -125,24 +148,26 @@ def document_kernel(
     q, q_odd = _read_queries(q_ptr, vector, row_ok, D, D_PAD, K_BITS)
     COLUMNS: tl.constexpr = D_PAD // 2 if V_BITS == 4 else D_PAD
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M, BLOCK_N) if LATE_SUM else (BLOCK_M,), tl.float32)
+    total = tl.zeros((BLOCK_M,) if SUM == 0 else (BLOCK_M, BLOCK_N if SUM == 1 else 16), tl.float32)
     acc = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
     acc_odd = acc
-    for i in tl.range(first, last, num_stages=STAGES):
-        block = tl.load(tables_ptr + group * table_stride + i * BLOCK_N // 256).to(tl.int64)
-        within = head * 256 + i * BLOCK_N % 256
-        keep = i * BLOCK_N + tl.arange(0, BLOCK_N) < n_tokens
+    table = tables_ptr + group * table_stride
+    # The last tile of a document may be partial: peeled off, no other tile is masked, at the price of registers.
+    end = tl.minimum(last, n_tokens // BLOCK_N) if PEEL else last
+    for i in tl.range(first, end, num_stages=STAGES):
+        block = tl.load(table + i * BLOCK_N // 256).to(tl.int64)
         best, total, acc, acc_odd = _tile(
-            q, q_odd, best, total, acc, acc_odd, pool_ptr + block * record_nbytes,
-            bias_ptr + block * KV_HEADS * 256 + within, within, keep, scale,
-            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, LATE_SUM, FAST,
+            q, q_odd, best, total, acc, acc_odd, pool_ptr + block * record_nbytes, bias_ptr + block * KV_HEADS * 256,
+            head * 256 + i * BLOCK_N % 256, n_tokens - i * BLOCK_N, scale,
+            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, not PEEL, SUM, FAST,
+        )  # fmt: skip
+    if PEEL and end < last:
+        block = tl.load(table + end * BLOCK_N // 256).to(tl.int64)
+        best, total, acc, acc_odd = _tile(
+            q, q_odd, best, total, acc, acc_odd, pool_ptr + block * record_nbytes, bias_ptr + block * KV_HEADS * 256,
+            head * 256 + end * BLOCK_N % 256, n_tokens - end * BLOCK_N, scale,
+            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, True, SUM, FAST,
         )  # fmt: skip
 
-    if LATE_SUM:
-        total = tl.sum(total, 1)
-    total = tl.where(total == 0.0, 1.0, total)
-    tl.store(lse_at, best + tl.log2(total), row_ok)
     out_at = out_ptr + split.to(tl.int64) * n_rows * HEADS * D + vector * D
-    _store(out_at, acc / total[:, None], row_ok, 0, D // 2 if V_BITS == 4 else D, COLUMNS)
-    if V_BITS == 4:
-        _store(out_at, acc_odd / total[:, None], row_ok, D // 2, D // 2, COLUMNS)
+    _store(out_at, lse_at, best, total, acc, acc_odd, row_ok, D, COLUMNS, 2 if V_BITS == 4 else 1, SUM)

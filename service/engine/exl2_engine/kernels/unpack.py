@@ -79,12 +79,22 @@ def from_nibbles(codes, scales, FAST: tl.constexpr):
 
 
 @triton.jit
-def _scales(base, tokens, keep, N: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _scales(
+    base,
+    tokens,
+    keep,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """FP16 scales of tokens, each for the `WIDTH` codes of its group, of `COLUMNS` codes a token; 0 where not kept."""
     GROUPS: tl.constexpr = COLUMNS // WIDTH
     groups = tl.arange(0, GROUPS)
-    mask = keep[:, None] & (groups < D // 32)[None, :]
-    scales = tl.load(base.to(tl.pointer_type(tl.float16)) + tokens[:, None] * (D // 32) + groups[None, :], mask, 0.0)
+    at = base.to(tl.pointer_type(tl.float16)) + tokens[:, None] * (D // 32) + groups[None, :]
+    used = (groups < D // 32)[None, :]
+    scales = tl.load(at, keep[:, None] & used if MASKED else used, 0.0)
     wide = tl.broadcast_to(tl.expand_dims(scales, 2), (N, GROUPS, WIDTH))
     return tl.reshape(wide, (N, COLUMNS))
 
@@ -99,6 +109,7 @@ def read_tile(
     N: tl.constexpr,
     D: tl.constexpr,
     D_PAD: tl.constexpr,
+    MASKED: tl.constexpr,
     FAST: tl.constexpr,
 ):
     """Keys or values of `tokens`, FP16 ``[N, D_PAD]`` and once more; of 4 bits ``[N, D_PAD // 2]``, those of the even
@@ -110,13 +121,13 @@ def read_tile(
     at = tokens[:, None] * USED + columns[None, :]
     used = (columns < USED)[None, :]
     if BITS == 16:
-        x = tl.load(codes_at.to(tl.pointer_type(tl.float16)) + at, keep[:, None] & used, 0.0)
+        x = tl.load(codes_at.to(tl.pointer_type(tl.float16)) + at, keep[:, None] & used if MASKED else used, 0.0)
         odd = x
     elif BITS == 8:
         codes = tl.load(codes_at.to(tl.pointer_type(tl.int8)) + at, used, 0)
-        x = from_int8(codes, _scales(scales_at, tokens, keep, N, D, 32, COLUMNS), FAST)
+        x = from_int8(codes, _scales(scales_at, tokens, keep, N, D, 32, COLUMNS, MASKED), FAST)
         odd = x
     else:
         codes = tl.load(codes_at + at, used, 0)
-        x, odd = from_nibbles(codes, _scales(scales_at, tokens, keep, N, D, 16, COLUMNS), FAST)
+        x, odd = from_nibbles(codes, _scales(scales_at, tokens, keep, N, D, 16, COLUMNS, MASKED), FAST)
     return x, odd

@@ -5,7 +5,7 @@ import torch
 
 from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine import portable_attend
-from service.engine.exl2_engine.kernels.attend import attend
+from service.engine.exl2_engine.kernels.attend import DecodeConfig, Sums, attend
 from tests.service.engine.exl2_engine.attention_cases import Row, make_case, relative_error
 
 TOLERANCE = 2e-3
@@ -75,10 +75,20 @@ def test_the_kernels_know_every_head_dim_and_ratio_of_heads(kv_type, head_dim, g
     assert relative_error(attend(*case.arguments()), case.reference()) < TOLERANCE
 
 
-@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 511, 512, 513, 1025])
-def test_lengths_around_the_boundaries_of_tiles_and_blocks(tokens):
+@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 511, 512, 513, 1025])
+@pytest.mark.parametrize("peel", [False, True])
+def test_lengths_around_the_boundaries_of_tiles_and_blocks(tokens, peel):
     case = make_case(layout_of(KVType.K8V4, kv_heads=1), 2, [(tokens, [Row(0, 0), Row(1, 2)])], seed=tokens)
-    assert relative_error(attend(*case.arguments()), case.reference()) < TOLERANCE
+    config = DecodeConfig(128, 4, 2, Sums.TOKEN, peel=peel, registers=None, per_sm=1)
+    assert relative_error(attend(*case.arguments(), config=config), case.reference()) < TOLERANCE
+
+
+@pytest.mark.parametrize("sums", list(Sums))
+@pytest.mark.parametrize("biased", [False, True])
+def test_every_way_of_summing_weights(sums, biased):
+    config = DecodeConfig(64, 4, 2, sums, peel=True, registers=None, per_sm=1)
+    case = make_case(layout_of(KVType.K4V4, kv_heads=1), 3, [(300, [Row(0, 9)]), (192, [Row(1, 0)])], biased=biased)
+    assert relative_error(attend(*case.arguments(), config=config), case.reference()) < TOLERANCE
 
 
 def test_many_rows_of_one_sequence_take_several_tiles():
