@@ -116,7 +116,7 @@ def attend(
     chosen = config or decode_config(layout.kv_type, tile, dim, capability)
     row_tiles = -(-step.max_group_rows * group_heads // tile)
     splits = _document_splits(step, layout.n_kv_heads * row_tiles, chosen, q.device)
-    tail_splits = min(8, -(-step.max_tail // _TAIL_TOKENS))
+    tail_splits = _tail_splits(step, layout.n_kv_heads, q.device)
     parts = torch.empty((splits + tail_splits, rows, heads, dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((splits + tail_splits, rows, heads), dtype=torch.float32, device=q.device)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -230,6 +230,12 @@ def _document_splits(step: Step, programs: int, config: DecodeConfig, device: to
     """
     most = -(-step.max_tokens // BLOCK_TOKENS)
     return min(most, max(1, _multiprocessors(device) * config.per_sm // programs))
+
+
+def _tail_splits(step: Step, kv_heads: int, device: torch.device) -> int:
+    """Shares of a tail: a few where rows alone do not fill the card."""
+    few_rows = max(1, 2 * _multiprocessors(device) // (kv_heads * max(1, step.n_rows)))
+    return min(8, few_rows, -(-step.max_tail // _TAIL_TOKENS))
 
 
 @cache

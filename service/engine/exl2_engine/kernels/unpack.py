@@ -58,7 +58,7 @@ _NIBBLES = tl.constexpr(
 def from_int8(codes, scales, FAST: tl.constexpr):
     """FP16 of int8 codes and FP16 scales of the same shape."""
     if FAST:
-        out = tl.inline_asm_elementwise(_INT8, "=r,=r,r,r,r", [codes, scales], tl.float16, is_pure=False, pack=4)
+        out = tl.inline_asm_elementwise(_INT8, "=&r,=&r,r,r,r", [codes, scales], tl.float16, is_pure=False, pack=4)
     else:
         out = codes.to(tl.float16) * scales
     return out
@@ -69,7 +69,7 @@ def from_nibbles(codes, scales, FAST: tl.constexpr):
     """FP16 of the low and of the high nibbles of bytes; scales of the same shape."""
     if FAST:
         out = tl.inline_asm_elementwise(
-            _NIBBLES, "=r,=r,=r,=r,r,r,r", [codes, scales], (tl.float16, tl.float16), is_pure=False, pack=4
+            _NIBBLES, "=&r,=&r,=&r,=&r,r,r,r", [codes, scales], (tl.float16, tl.float16), is_pure=False, pack=4
         )
     else:
         low = ((codes & 15).to(tl.int8) - 8).to(tl.float16)

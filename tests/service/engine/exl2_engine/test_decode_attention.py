@@ -97,6 +97,11 @@ def test_many_rows_of_one_sequence_take_several_tiles():
     assert relative_error(attend(*case.arguments()), case.reference()) < TOLERANCE
 
 
+def test_a_long_tail_is_shared_among_programs():
+    case = make_case(layout_of(KVType.K8V8, kv_heads=1), 2, [(0, [Row(0, 300)])], tail_tokens=310)
+    assert relative_error(attend(*case.arguments()), case.reference()) < TOLERANCE
+
+
 def test_bounds_of_a_captured_graph_above_the_true_lengths_change_nothing():
     case = ragged_case(KVType.K8V4)
     step = replace(case.step, max_group_rows=40, max_tokens=4096, max_tail=2048)
