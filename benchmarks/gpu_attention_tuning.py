@@ -1,6 +1,6 @@
 """Decode attention on a card: GB/s over the stored KV of one layer, against what a device copy reaches.
 
-    PYTHONPATH=. python benchmarks/gpu_attention_tuning.py [--sweep] [--seconds 120] [--out attention.json]
+    python -m benchmarks.gpu_attention_tuning [--sweep] [--seconds 120] [--out attention.json]
 
 Checks the results against FP64. Times whole calls of `attend` (document and merge), replayed from a CUDA graph over
 documents that together are several times the L2 cache. With `--sweep` it tries configurations
