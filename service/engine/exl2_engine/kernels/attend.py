@@ -66,7 +66,13 @@ def padded(n: int) -> int:
 
 
 def query_tile(max_queries: int, head_dim: int, capability: int) -> int:
-    """Rows of a tile of queries: 16, 32, 64 or 128, as few as hold them, and no more than registers do."""
+    """Rows of a tile of queries: 16, 32, 64 or 128, as few as hold them, and no more than registers do.
+
+    Heads of 64 keep to 32 rows on sm_90: from 64 rows on products there are whole warp groups', and with the 32 columns
+    of half a head's 4-bit values Triton 3.6 compiles them wrongly (shared memory out of range, on the card only).
+    """
+    if capability >= 90 and padded(head_dim) <= 64:
+        return min(32, max(16, padded(max_queries)))
     most = (128 if capability >= 90 else 64) * 128 // padded(head_dim)
     return min(128, most, max(16, padded(max_queries)))
 
