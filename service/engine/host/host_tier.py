@@ -26,7 +26,8 @@ LAYERS_AHEAD = 4
 
 @dataclass(slots=True, eq=False)
 class HeldDocument:
-    """A document in host memory; `memory` is the runner's. `n_users` copy from or to it now."""
+    """A document in host memory; `memory` is the runner's. `n_users` copy from or to it now; it is `complete` once
+    every layer is there."""
 
     ref: DocumentRef
     token_digest: str
@@ -36,6 +37,7 @@ class HeldDocument:
     pinned: bool
     memory: Any
     n_users: int = 0
+    complete: bool = False
     on_device: bool = False
     forgotten: bool = False
     last_used_s: float = 0.0
@@ -75,8 +77,7 @@ class HostTier:
             except BaseException:
                 self._leave(held, forget=True)
                 raise
-        held.on_device = False
-        held.pinned = entry.pinned
+        held.complete, held.on_device, held.pinned = True, False, entry.pinned
         self._leave(held)
         return True
 
@@ -139,7 +140,7 @@ class HostTier:
     def _enter(self, entry: ResidentDocument) -> HeldDocument | None:
         with self._lock:
             held = self._held.get(entry.ref)
-            if held is None or (held.token_digest, held.n_tokens) != (entry.token_digest, entry.n_tokens):
+            if held is None or not held.complete or held.token_digest != entry.token_digest:
                 return None
             held.n_users += 1
             return held

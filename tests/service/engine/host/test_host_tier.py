@@ -127,6 +127,21 @@ def test_deletion_while_a_document_moves_out(lab, tier):
     assert lab.runner.n_documents == 1
 
 
+def test_a_copy_that_is_not_complete_is_not_used(lab, tier):
+    """A document is deleted and asked for again while its copy is being made: it comes from the disk."""
+    copies = tier(n=2.5, n_host=2)
+    lab.build(DOCS[0])
+    answer = source(lab, DOCS[0])[1]
+    copies.delay_s = 0.15
+    building = threading.Thread(target=lab.build, args=(DOCS[1], [5] * 200))
+    building.start()
+    while not copies.used:
+        time.sleep(0.002)
+    lab.host._context.residency.drop(DOCS[0])
+    assert source(lab, DOCS[0]) == ("disk", answer)
+    building.join(10)
+
+
 def test_who_asks_for_a_document_on_its_way_out_gets_it_back(lab, tier):
     copies = tier(n=1, n_host=2)
     lab.build(DOCS[0])
