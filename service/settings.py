@@ -63,6 +63,9 @@ class Settings(BaseSettings):
     attention_backend: Literal["auto", "triton", "portable"] = Field(
         "auto", description="Attention of the exl2 engine: kernels for sm_80 and newer, or plain torch."
     )
+    product: Literal["auto", "triton", "exllamav2"] = Field(
+        "auto", description="Products of few rows with quantized weights, of the exl2 engine: ours or exllamav2's."
+    )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8420, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")

@@ -22,6 +22,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         threads=settings.threads,
         gpu_reserve_nbytes=settings.gpu_reserve_bytes,
         attention_backend=settings.attention_backend,
+        product=settings.product,
         # Answers have been ended by then; SIGTERM to exit must stay well under ten seconds.
         drain_s=min(2.0, settings.shutdown_grace_s),
     )

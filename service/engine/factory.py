@@ -32,7 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
     unless that is 0; those that leave it go to `host_budget_nbytes` of page-locked host memory. `attention_backend`:
-    "auto", "triton", "portable".
+    "auto", "triton", "portable". `product` (of few rows with quantized weights): "auto", "triton", "exllamav2".
     """
 
     store_dir: str
@@ -51,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_s: float = 5.0
     device: str = "cuda:0"
     attention_backend: Literal["auto", "triton", "portable"] = "auto"
+    product: Literal["auto", "triton", "exllamav2"] = "auto"
     gpu_reserve_nbytes: int = 1 << 30
     gpu_pool_nbytes: int = 0
     host_budget_nbytes: int = 0
@@ -157,6 +158,7 @@ def _exl2_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]
         max_context=config.max_context,
         max_rows=config.max_batch,
         backend=config.attention_backend,
+        product=config.product,
         reserve_nbytes=config.gpu_reserve_nbytes,
         pool_nbytes=config.resident_budget_nbytes if on_cpu else config.gpu_pool_nbytes or None,
         graphs=config.cuda_graphs,

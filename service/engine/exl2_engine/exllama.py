@@ -5,6 +5,7 @@ sequences; queries and keys leave before RoPE, which is ours. Everything runs on
 functions take torch's (`at::cuda::getCurrentCUDAStream`), so they can be captured into a CUDA graph.
 """
 
+import copy
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from service.engine.exl2_engine.exllama_loading import load_modules
+from service.engine.exl2_engine.few_rows import LayerProducts, ProductChoice, all_products
 from service.engine.exl2_engine.model import UnsupportedModel
 from service.engine.exl2_engine.spec import ModelSpec, read_spec
 
 TUNING_CALLS = 201
 """The EXL2 product measures the first 200 calls of each shape of up to 4 rows, waiting for the card, then decides
 (q_gemm.cu, AT_NUM_MEASURE). A wait invalidates a capture, so shapes must be decided before."""
+FEW_ROWS = 32
+"""Beyond, exllamav2 turns the weights to FP16 once and multiplies with cuBLAS."""
 _MOST = 65504.0
 """Largest FP16 number."""
 
@@ -29,8 +33,9 @@ class ExllamaModel:
 
     dtype = torch.float16
 
-    def __init__(self, spec: ModelSpec, modules: Any, max_rows: int) -> None:
-        """`modules`: exllamav2's model (`load_modules`). Raises UnsupportedModel for a projection without weights."""
+    def __init__(self, spec: ModelSpec, modules: Any, max_rows: int, product: ProductChoice = "auto") -> None:
+        """`modules`: exllamav2's model (`load_modules`). `product`: of up to `FEW_ROWS` rows. Raises UnsupportedModel
+        for a projection without weights, ValueError for a product that does not run here."""
         from exllamav2.ext import exllamav2_ext, none_tensor  # pyright: ignore[reportMissingImports]
 
         self.spec = spec
@@ -48,16 +53,28 @@ class ExllamaModel:
         for linear in self.linears():
             if linear.q_handle is None and linear.linear is None:
                 raise UnsupportedModel(f"exllamav2 finds no weights of {linear.key} that it can read")
+        self._few = all_products(self.attentions, self.mlps, product)
         self._embedding = self._embedding_weight()
         self._rope = spec.frequencies.to(self.device), spec.rope_scaling
         self._no_rope = torch.zeros_like(self._rope[0]), 1.0
 
     @classmethod
-    def load(cls, model_dir: Path, *, max_rows: int, max_dq_elements: int) -> "ExllamaModel":
-        """Load a model directory. Raises UnsupportedModel, ArchitectureRefused, ImportError without exllamav2."""
+    def load(
+        cls, model_dir: Path, *, max_rows: int, max_dq_elements: int, product: ProductChoice = "auto"
+    ) -> "ExllamaModel":
+        """Load a model directory. Raises UnsupportedModel, ArchitectureRefused, ImportError without exllamav2, and
+        what the constructor raises."""
         spec = read_spec(model_dir)
         with torch.inference_mode():
-            return cls(spec, load_modules(model_dir, spec, max_rows, max_dq_elements), max_rows)
+            return cls(spec, load_modules(model_dir, spec, max_rows, max_dq_elements), max_rows, product)
+
+    @property
+    def for_documents(self) -> "ExllamaModel":
+        """The same model, with exllamav2's product for any number of rows: what documents' KV is does not depend on
+        which product answers use."""
+        other = copy.copy(self)
+        other._few = []
+        return other
 
     def linears(self) -> Iterable[Any]:
         """exllamav2's linears, in the order of the layers, the head last."""
@@ -83,24 +100,30 @@ class ExllamaModel:
         return x if self.spec.embedding_factor == 1 else x * self.spec.embedding_factor
 
     def qkv(self, layer: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attention = self.attentions[layer]
-        normed = self._normed(attention.pre_layernorm, x)
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        q, k, v = (self._linear(linear, normed).view(len(x), -1, self.head_dim) for linear in projections)
+        attention, few = self.attentions[layer], self._few_of(layer, x)
+        parts = few.queries_keys_values(x) if few else None
+        if parts is None:
+            normed = self._normed(attention.pre_layernorm, x)
+            parts = [self._linear(linear, normed) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        q, k, v = (part.view(len(x), -1, self.head_dim) for part in parts)
         if attention.q_norm is not None:
             self._norm_heads(attention.q_norm, q)
             self._norm_heads(attention.k_norm, k)
         return q, k, v
 
     def attention_out(self, layer: int, attention: Tensor, x: Tensor) -> Tensor:
-        module, rows = self.attentions[layer], attention.reshape(len(x), -1)
+        module, rows, few = self.attentions[layer], attention.reshape(len(x), -1), self._few_of(layer, x)
+        if few and few.add_attention(rows, x):
+            return x
         if module.q_handle is None:
             return x + self._linear(module.o_proj, rows)
         self._ext.q_attn_forward_2(module.q_handle, x, rows, 1, len(x), [], self._none)
         return x
 
     def mlp(self, layer: int, x: Tensor) -> Tensor:
-        module = self.mlps[layer]
+        module, few = self.mlps[layer], self._few_of(layer, x)
+        if few and few.add_mlp(x):
+            return x
         if module.q_handle is None:
             return self._plain_mlp(module, x)
         for part in x.split(self._max_rows):  # exllamav2's scratch is made for this many
@@ -109,6 +132,10 @@ class ExllamaModel:
 
     def head(self, x: Tensor) -> Tensor:
         return self._linear(self._head, self._normed(self._norm, x))[:, : self.vocab_size]
+
+    def _few_of(self, layer: int, x: Tensor) -> LayerProducts | None:
+        """Our own products of a layer, where `x` has few rows."""
+        return self._few[layer] if self._few and len(x) <= FEW_ROWS else None
 
     def _embedding_weight(self) -> Tensor:
         """On the card; one with the head where the model has them tied and the head is not quantized."""

@@ -12,6 +12,7 @@ from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine.backends import Choice, select_backend
 from service.engine.exl2_engine.cards import check_card
 from service.engine.exl2_engine.exllama_loading import ROPE_ROWS
+from service.engine.exl2_engine.few_rows import ProductChoice
 from service.engine.exl2_engine.footprint import weights_footprint
 from service.engine.exl2_engine.graphs import CONTEXTS, ROWS, CudaCapture, DecodeGraphs, bounds
 from service.engine.exl2_engine.ledger import RESERVE_NBYTES, CardMemory, Ledger, Sizes, plan_memory
@@ -43,6 +44,7 @@ class Options:
     max_rows: int = 8
     chunk_tokens: int = CHUNK_TOKENS
     backend: Choice = "auto"
+    product: ProductChoice = "auto"
     reserve_nbytes: int = RESERVE_NBYTES
     pool_nbytes: int | None = None
     graphs: bool = True
@@ -123,7 +125,9 @@ def _on_card(model_dir: Path, card: ModelCard, options: Options) -> DecoderModel
     from service.engine.exl2_engine.exllama import ExllamaModel
 
     elements = dq_elements(model_dir, card)
-    model = ExllamaModel.load(model_dir, max_rows=options.chunk_tokens, max_dq_elements=elements)
+    model = ExllamaModel.load(
+        model_dir, max_rows=options.chunk_tokens, max_dq_elements=elements, product=options.product
+    )
     torch.cuda.empty_cache()  # what only loading needed is not in the plan
     return model
 

@@ -62,6 +62,7 @@ class Exl2Runner:
         self.limits = RunnerLimits(card.max_context, chunk_tokens, tails.n_slots, tails.capacity, card.vocab_size)
         self.pool = pool
         self._model = model
+        self._document_model: DecoderModel = getattr(model, "for_documents", model)
         self.backend = backend
         self._tails = tails
         self._device = model.device
@@ -142,12 +143,12 @@ class Exl2Runner:
     def _prefill(
         self, document: Document, own: Tensor, tokens: Sequence[int], between_layers: Callable[[], None] | None
     ) -> Export:
-        model, backend, past, n = self._model, self.backend, document.n_tokens, len(tokens)
+        model, backend, past, n = self._document_model, self.backend, document.n_tokens, len(tokens)
         export, pace = Export(self.layout, n, self._device, self._exports), Pace(self._device)
         positions = torch.arange(past, past + n, dtype=torch.int32, device=self._device)
         x = model.embed(self._to_device(torch.tensor(tokens, dtype=torch.int32)))
         for layer, pool in enumerate(self.pool.layers):
-            q, k, v = self._rotated_qkv(layer, x, positions)
+            q, k, v = self._rotated_qkv(model, layer, x, positions)
             backend.encode(k, v, pool, own)
             export.add(layer, pool, own)
             if layer == model.n_layers - 1:
@@ -262,7 +263,7 @@ class Exl2Runner:
         if self._fused_append is not None:
             q, k, v = self._model.qkv(layer, x)
             return self._fused_append(q, k, v, step, *self._model.rope(layer), tail_k, tail_v)
-        q, k, v = self._rotated_qkv(layer, x, step.positions)
+        q, k, v = self._rotated_qkv(self._model, layer, x, step.positions)
         self.backend.append(step, k, v, tail_k, tail_v)
         return q
 
@@ -270,10 +271,12 @@ class Exl2Runner:
         """Logits FP32 ``[R, vocab]`` of every row: the body of a captured decode step."""
         return self._model.head(self.hidden(packed)).float()
 
-    def _rotated_qkv(self, layer: int, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _rotated_qkv(
+        self, model: DecoderModel, layer: int, x: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as attention and storage take them: after RoPE, in the codec's space."""
-        q, k, v = self._model.qkv(layer, x)
-        inv_freq, scaling = self._model.rope(layer)
+        q, k, v = model.qkv(layer, x)
+        inv_freq, scaling = model.rope(layer)
         turn = self.backend.rope_and_rotate
         return turn(q, positions, inv_freq, scaling), turn(k, positions, inv_freq, scaling), self.backend.rotate(v)
 

@@ -12,7 +12,7 @@ from service.engine.protocol import Rows
 
 log = logging.getLogger(__name__)
 
-ROWS = (1, 3, 16, 60, 250, 256)
+ROWS = (1, 3, 16, 32, 60, 250, 256)
 """Kernels are compiled apart for one row, for multiples of 16 and for other numbers, and for tiles of several sizes."""
 
 

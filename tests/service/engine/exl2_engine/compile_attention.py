@@ -33,15 +33,21 @@ OTHER_DIMS = {80: 64, 86: 96, 89: 256, 90: 256}
 
 def compiled(kernel, arch: int, constants: dict, warps: int) -> dict:
     """Registers, bytes of stack (spills) and instructions of a kernel."""
-    signature, attributes = {}, {}
-    for i, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name] = "constexpr"
-            continue
+    types = {}
+    for name in kernel.arg_names:
         out = "*fp16" if kernel is merge_kernel else "*fp32"
         default = "*fp32" if name in FLOATS else out if name == "out_ptr" else "*i32" if name[-4:] == "_ptr" else "i32"
-        signature[name] = TYPES.get(name, default)
-        if signature[name][0] == "*" or name in MULTIPLES_OF_16:
+        types[name] = TYPES.get(name, default)
+    aligned = {name for name, kind in types.items() if kind[0] == "*"} | MULTIPLES_OF_16
+    return compiled_as(kernel, arch, constants, warps, types, aligned)
+
+
+def compiled_as(kernel, arch: int, constants: dict, warps: int, types: dict, aligned: set) -> dict:
+    """`types`: of the arguments that are no constants; `aligned`: those that are multiples of 16."""
+    signature, attributes = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        signature[name] = "constexpr" if name in constants else types[name]
+        if name in aligned and name not in constants:
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
