@@ -1,8 +1,8 @@
 """A linear layer that reads its weights at memory speed when there are few rows.
 
-The BLAS behind `torch.nn.functional.linear` reaches a fifth to a half of the memory bandwidth for up to eight FP32 rows on
-some CPUs; a batched product over slices of the output features reaches nearly all of it for one row, and twice to three
-times as much for a few (`benchmarks/decode_parts.py`).
+The BLAS behind `torch.nn.functional.linear` reaches a fifth to a half of the memory bandwidth for up to eight FP32
+rows on some CPUs; a batched product over slices of the output features reaches nearly all of it for one row, and twice
+to three times as much for a few (`benchmarks/decode_parts.py`).
 """
 
 import torch
