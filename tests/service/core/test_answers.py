@@ -48,6 +48,15 @@ async def test_follow_up_builds_on_stored_tokens_and_pending_ids(world) -> None:
     assert second["usage"]["prefilled_tokens"] == len(asked[1].prompt_ids)
 
 
+async def test_the_engine_is_told_which_documents_are_pinned(world) -> None:
+    session_id = await world.session()
+    await world.answer(session_id, "One?")
+    async with world.database.writing() as uow:
+        await uow.documents.change("doc_1", pinned=True)
+    await world.answer(session_id, "Two?")
+    assert [request.pinned for request in world.engine.answered] == [False, True]
+
+
 async def test_follow_up_after_a_restart_is_the_same_request(world) -> None:
     session_id = await world.session()
     await world.answer(session_id, "One?")
