@@ -130,19 +130,26 @@ def test_a_layer_goes_into_a_graph(exl2):
         assert torch.equal(step(), expected)
 
 
-def test_documents_do_not_depend_on_the_product(exl2, exl2_dir):
-    """A last chunk of few rows is computed as with exllamav2's product."""
+class Planted(Exception):
+    pass
+
+
+class Unusable:
+    def __getitem__(self, layer):
+        raise Planted
+
+
+def test_documents_are_never_computed_with_it(exl2, exl2_dir, monkeypatch):
+    """Not even a last chunk of few rows: what is stored must not depend on the setting."""
     card = load_card(exl2_dir)
     options = Options(kv_type=KVType.K8V4, n_slots=4, tail_tokens=256, max_rows=4, chunk_tokens=256, graphs=False)
-    tokens = [7 * i % 256 for i in range(256 + 20)]
-
-    def records(model):
-        runner = make_runner(model, card, options, 16)
-        document = runner.new_document(len(tokens))
-        chunks = [runner.prefill_chunk(document, part) for part in (tokens[:256], tokens[256:])]
-        return [bytes(layer) for chunk in chunks for block in chunk for layer in block]
-
-    assert records(exl2) == records(exl2.for_documents)
+    runner = make_runner(exl2, card, options, 16)
+    monkeypatch.setattr(exl2, "_few", Unusable())
+    document = runner.new_document(256 + 20)
+    for n in (256, 20):
+        runner.prefill_chunk(document, [7 * i % 256 for i in range(n)])
+    with pytest.raises(Planted):
+        runner.forward([Rows(runner.new_tail(), document, [1])])
 
 
 def test_replayed_steps_are_those_of_the_product(exl2, exl2_dir):
