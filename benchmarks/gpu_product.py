@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.engine.exl2_engine import products as products_module
 from service.engine.exl2_engine.matrices import Matrix, matrix_of
 from service.engine.exl2_engine.products import Product, ProductConfig, product_config
 
@@ -37,8 +36,6 @@ ROWS = (1, 2, 4, 8, 16, 32)
 LAYERS = 64
 SETS_NBYTES = 256 << 20
 TUNING_CALLS = 201
-Task = tuple[int, int, ProductConfig]
-"""Matrices, rows and configuration of a kernel to compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,25 +140,6 @@ def theirs(ext: Any, sets: list[Set], x: Tensor) -> float | None:
     return seconds_of(work, len(sets))
 
 
-def overlapped(sets: list[Set], config: ProductConfig, x: Tensor) -> tuple[float, bool]:
-    """Seconds with launches that overlap, and whether every result is that of launches that do not."""
-    plain = [Product(one.matrices, config) for one in sets]
-    products_module.OVERLAP = True
-    try:
-        products = [Product(one.matrices, config) for one in sets]
-    finally:
-        products_module.OVERLAP = False
-    found: list[list[Tensor]] = []
-
-    def work() -> None:
-        found[:] = [p.finish(p.shares(p.arrange(x))) for p in products]
-
-    seconds = seconds_of(work, len(sets))
-    expected = [p.finish(p.shares(p.arrange(x))) for p in plain]
-    equal = all(torch.equal(a, b) for y, z in zip(found, expected, strict=True) for a, b in zip(y, z, strict=True))
-    return seconds, equal
-
-
 def error_of(ext: Any, one: Set, product: Product, x: Tensor) -> float:
     """Largest error of an output, in shares of the largest output."""
     found = product.finish(product.shares(product.arrange(x)))
@@ -195,25 +173,24 @@ def candidates() -> list[ProductConfig]:
     return [ProductConfig(n, w, s, 1) for n, w, s in found if 8 * w <= n <= 64 * w and n * s <= 768]
 
 
-def compile_one(task: Task) -> str:
-    """In a process of its own: leaves the compiled kernels in Triton's cache on disk."""
+def compile_one(task: tuple[int, int, ProductConfig]) -> str:
+    """In a process of its own: leaves the compiled kernel in Triton's cache on disk."""
     matrices, n_rows, config = task
     try:
-        made, x = make_set((256, [256] * matrices), None), rows_of(n_rows, 256)
-        for products_module.OVERLAP in (False, True):
-            whole([Product(made.matrices, config)], x)
+        made = make_set((256, [256] * matrices), None)
+        product = Product(made.matrices, config)
+        product.shares(product.arrange(rows_of(n_rows, 256)))
         torch.cuda.synchronize()
     except Exception as e:
         return f"{type(e).__name__}: {str(e)[:120]}"
     return ""
 
 
-def compile_all(configs: list[ProductConfig]) -> dict[Task, str]:
-    """What failed, empty where nothing did."""
-    tasks = [(m, n, c) for m in (1, 2, 3) for n in (16, 32) for c in configs]
+def compile_all() -> dict[tuple[int, int, ProductConfig], str]:
+    tasks = list(itertools.product((1, 2, 3), (16, 32), candidates()))
     started = time.perf_counter()
     with ProcessPoolExecutor(14, multiprocessing.get_context("spawn")) as pool:
-        failures = dict(zip(tasks, pool.map(compile_one, tasks, chunksize=2), strict=True))
+        failures = dict(zip(tasks, pool.map(compile_one, tasks, chunksize=4), strict=True))
     print(f"{len(tasks)} kernels compiled in {time.perf_counter() - started:.0f} s", flush=True)
     for task, failure in failures.items():
         if failure:
@@ -221,7 +198,7 @@ def compile_all(configs: list[ProductConfig]) -> dict[Task, str]:
     return failures
 
 
-def sweep(name: str, sets: list[Set], failures: dict[Task, str], deadline: float) -> dict[int, ProductConfig]:
+def sweep(name: str, sets: list[Set], failures: dict, deadline: float) -> dict[int, ProductConfig]:
     """The best configuration for 8 and for 32 rows, by the time of the whole product."""
     n_in, widths = SHAPES[name]
     best: dict[int, ProductConfig] = {}
@@ -249,14 +226,11 @@ def measure(name: str, sets: list[Set], ext: Any, config: ProductConfig | None, 
     products, x = [Product(one.matrices, config) for one in sets], rows_of(n_rows, n_in)
     arranged = products[0].arrange(x)
     kernel = seconds_of(lambda: [p.shares(arranged) for p in products], len(sets))
-    beside, equal = overlapped(sets, products[0].config, x)
     return {
         "product": name,
         "rows": n_rows,
         "kernel_us": round(kernel * 1e6, 2),
         "whole_us": round(seconds_of(lambda: whole(products, x), len(sets)) * 1e6, 2),
-        "overlapped_us": round(beside * 1e6, 2),
-        "overlapped_is_equal": equal,
         "exllamav2_us": round((theirs(ext, sets, x) or 0.0) * 1e6, 2),
         "kernel_gb_per_s": round(sets[0].nbytes / kernel / 1e9, 1),
         "error": error_of(ext, sets[0], products[0], x),
@@ -268,14 +242,12 @@ def totals(found: list[dict[str, Any]]) -> list[str]:
     lines = []
     for n_rows in ROWS:
         rows = [row for row in found if row["rows"] == n_rows]
-        parts = {
-            "kernels": "kernel_us",
-            "whole": "whole_us",
-            "overlapped": "overlapped_us",
-            "exllamav2": "exllamav2_us",
-        }
-        times = (f"{what} {sum(row[key] for row in rows) * LAYERS / 1e3:.2f} ms" for what, key in parts.items())
-        lines.append(f"{n_rows:3} rows, {LAYERS} layers: {', '.join(times)}")
+        kernel, mine, other = (
+            sum(row[key] for row in rows) * LAYERS / 1e3 for key in ("kernel_us", "whole_us", "exllamav2_us")
+        )
+        lines.append(
+            f"{n_rows:3} rows, {LAYERS} layers: kernels {kernel:.2f} ms, whole {mine:.2f} ms, exllamav2 {other:.2f} ms"
+        )
     return lines
 
 
@@ -287,9 +259,7 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     ext = exllama()
-    failures = compile_all(
-        candidates() if options.sweep else [c for c in candidates() if (c.warps, c.stages) == (4, 4)]
-    )
+    failures = compile_all() if options.sweep else {}
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     report: dict[str, list] = {"default": [], "best": []}
     with torch.inference_mode():

@@ -14,8 +14,6 @@ from torch import Tensor
 from service.engine.exl2_engine.kernels.product import arrange_kernel, finish_kernel, gate_kernel, product_kernel
 from service.engine.exl2_engine.matrices import WIDTH, Matrix, arrangement
 
-OVERLAP = False
-"""Launch a kernel while the one before it runs (programmatic dependent launch), on sm_90 and newer."""
 PLACES = 1024
 """Numbers that one program of the smaller launches takes."""
 
@@ -31,11 +29,12 @@ class ProductConfig:
 
 
 def product_config(n_in: int, n_out: int, processors: int) -> ProductConfig:
-    """For a card with this many multiprocessors: one wave of programs, four or five on each, with equal shares."""
+    """For a card with this many multiprocessors: enough programs to have several on each."""
     block_n = 128 if n_out >= 128 * processors else 64
     tiles, blocks = -(-n_out // block_n), -(-n_in // WIDTH)
-    most = max(1, min(5 * processors // tiles, blocks // 4))
-    return ProductConfig(block_n, 4, 4, next(n for n in range(most, 0, -1) if -blocks % n <= blocks // 20))
+    shares = max(1, min(round(4 * processors / tiles), blocks // 4, 16))
+    length = -(-blocks // shares)
+    return ProductConfig(block_n, 4, 4, -(-blocks // length))
 
 
 class Product:
@@ -57,8 +56,6 @@ class Product:
         tables, self._table_of = _distinct([arrangement(m.order) for m in matrices])
         self.tables = torch.stack(tables).to(device)
         self._bias = None if first.bias is None else torch.cat([_vector(m) for m in matrices])
-        overlap = OVERLAP and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        self._launch: dict[str, bool] = {"OVERLAP": True, "launch_pdl": True} if overlap else {}
         self._even = first.n_in % WIDTH == 0 and all(n % self.config.block_n == 0 for n in self.widths)
 
     @property
@@ -72,7 +69,7 @@ class Product:
         grid = (len(x), n_tables, triton.cdiv(padded, PLACES))
         arrange_kernel[grid](
             x, x if norm is None else norm, self.tables, out, len(x), x.shape[1], padded, x.stride(0), eps,
-            NORM=norm is not None, W=triton.next_power_of_2(x.shape[1]), BLOCK=PLACES, num_warps=8, **self._launch,
+            NORM=norm is not None, W=triton.next_power_of_2(x.shape[1]), BLOCK=PLACES, num_warps=8,
         )  # fmt: skip
         return out
 
@@ -89,7 +86,7 @@ class Product:
             rows, first.n_in, self.padded, *widths, tables[1], tables[2],
             MATRICES=len(self.matrices), GROUP=first.group, GPTQ=first.gptq, BLOCK_M=16 if rows <= 16 else 32,
             BLOCK_N=config.block_n, STAGES=config.stages, EVEN=self._even, FAST=arranged.is_cuda,
-            num_warps=config.warps, **self._launch,
+            num_warps=config.warps,
         )  # fmt: skip
         return part
 
@@ -101,7 +98,7 @@ class Product:
         widths = self.widths + [0] * (3 - len(self.widths))
         finish_kernel[rows, triton.cdiv(total, PLACES)](
             part, part if self._bias is None else self._bias, out, out, rows, *widths,
-            SHARES=n_shares, BIAS=self._bias is not None, ADD=residual is not None, BLOCK=PLACES, **self._launch,
+            SHARES=n_shares, BIAS=self._bias is not None, ADD=residual is not None, BLOCK=PLACES,
         )  # fmt: skip
         parts = out.view(-1).split([rows * n for n in self.widths])
         return [one.view(rows, n) for one, n in zip(parts, self.widths, strict=True)]
@@ -112,7 +109,7 @@ class Product:
         out = torch.empty((1, rows, next_.padded), dtype=torch.float16, device=part.device)
         gate_kernel[rows, triton.cdiv(next_.padded, PLACES)](
             part, part if self._bias is None else self._bias, next_.tables, out, rows, total // 2, next_.padded,
-            SHARES=n_shares, BIAS=self._bias is not None, BLOCK=PLACES, **self._launch,
+            SHARES=n_shares, BIAS=self._bias is not None, BLOCK=PLACES,
         )  # fmt: skip
         return out
 

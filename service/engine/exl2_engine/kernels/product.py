@@ -1,5 +1,4 @@
 # pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false
 """Few rows times a matrix of 4-bit weights, read as exllamav2 keeps them: ``y = x @ w``.
 
 Three launches: `arrange_kernel` puts the inputs in the order in which weights lie in words (and normalizes the rows
@@ -18,26 +17,16 @@ from service.engine.exl2_engine.kernels.nibbles import codes_of
 _ROWS = ["rows"]  # what differs from step to step must not compile another variant
 
 
-@triton.jit
-def _in_turn(OVERLAP: tl.constexpr):
-    """With `OVERLAP` (sm_90) a kernel is launched while the one before it runs, and waits here until that has ended and
-    all it wrote can be seen; then the next may be launched."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-
-
 # fmt: off
 @triton.jit(do_not_specialize=_ROWS)
 def arrange_kernel(
     x, weight, tables, out, rows, width, padded, x_stride, eps,
-    NORM: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
+    NORM: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr,
 ):
     # fmt: on
     """Grid ``(rows, tables, ceil(padded / BLOCK))``. `x` FP16 ``[rows, width]``; `tables` int32 ``[tables, padded]``:
     the input at each place, -1 for none; `out` FP16 ``[tables, rows, padded]``. With `NORM` what is put there is the
     row's RMS norm times `weight` ``[width]``; `W` is the power of two that holds a row."""
-    _in_turn(OVERLAP)
     row, table = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     place = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     inside = place < padded
@@ -140,7 +129,7 @@ def product_kernel(
     x, words_0, words_1, words_2, scales_0, scales_1, scales_2, tops_0, tops_1, tops_2, part,
     rows, n_in, padded, n_0, n_1, n_2, table_1, table_2,
     MATRICES: tl.constexpr, GROUP: tl.constexpr, GPTQ: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, FAST: tl.constexpr, OVERLAP: tl.constexpr = False,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, FAST: tl.constexpr,
 ):
     # fmt: on
     """Grid ``(tiles of all matrices, shares)``. `x` FP16 ``[tables, rows, padded]`` arranged inputs, `table_1`,
@@ -148,7 +137,6 @@ def product_kernel(
     `scales` int32 ``[groups, n / 8]`` and `tops` FP16 ``[groups]``, or GPTQ's `scales` FP16 ``[groups, n]`` and `tops`
     int32 ``[groups, n / 8]`` (zeros less one). `part` FP32 ``[shares, rows, n_0 + n_1 + n_2]``.
     `EVEN`: `n_in` is a multiple of 128 and every n one of `BLOCK_N`. `rows` up to `BLOCK_M`."""
-    _in_turn(OVERLAP)
     tile, share = tl.program_id(0), tl.program_id(1)
     words, scales, tops, width, before = words_0, scales_0, tops_0, n_0, 0
     if MATRICES > 1:
@@ -200,12 +188,11 @@ def _to_fp16(x):
 @triton.jit(do_not_specialize=_ROWS)
 def finish_kernel(
     part, bias, residual, out, rows, n_0, n_1, n_2, SHARES: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
+    BLOCK: tl.constexpr,
 ):
     # fmt: on
     """Grid ``(rows, ceil(n / BLOCK))``: shares to FP16 ``[rows, n_0]``, ``[rows, n_1]``, ``[rows, n_2]``, one behind
     the other in `out`. `bias` FP16 ``[n]``; with `ADD` `residual` ``[rows, n_0]`` is added, which may be `out`."""
-    _in_turn(OVERLAP)
     row, column = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = n_0 + n_1 + n_2
     ok = column < total
@@ -224,12 +211,10 @@ def finish_kernel(
 @triton.jit(do_not_specialize=_ROWS)
 def gate_kernel(
     part, bias, table, out, rows, n, padded, SHARES: tl.constexpr, BIAS: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr = False,
 ):
     # fmt: on
     """Grid ``(rows, ceil(padded / BLOCK))``: ``silu(gate) * up`` of shares of both (`n` outputs each), within FP16's
     range, at the places that `table` gives them among the next matrix's inputs: `out` FP16 ``[rows, padded]``."""
-    _in_turn(OVERLAP)
     row, place = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < padded
     column = tl.load(table + place, inside, -1)
