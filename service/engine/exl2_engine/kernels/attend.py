@@ -74,6 +74,9 @@ def query_tile(max_queries: int, head_dim: int, capability: int) -> int:
     if capability >= 90 and padded(head_dim) <= 64:
         return min(32, max(16, padded(max_queries)))
     most = (128 if capability >= 90 else 64) * 128 // padded(head_dim)
+    if capability >= 90 and padded(head_dim) == 128 and max_queries > 16:
+        # Measured on an H200: 20 queries in a tile of 32 took a third longer than 40 in one of 64.
+        max_queries = max(max_queries, 64)
     return min(128, most, max(16, padded(max_queries)))
 
 

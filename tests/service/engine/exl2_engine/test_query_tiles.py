@@ -7,7 +7,8 @@ from service.engine.exl2_engine.kernels.attend import query_tile
     ("queries", "head_dim", "capability", "tile"),
     [
         (1, 128, 90, 16),
-        (17, 128, 90, 32),
+        (17, 128, 90, 64),
+        (17, 128, 80, 32),
         (40, 128, 90, 64),
         (1000, 128, 90, 128),
         (1000, 256, 90, 64),
