@@ -6,11 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.service.engine.exl2_engine.product_cases import exl2, gptq, inputs
-
-pytest.importorskip("triton")
-
 from service.engine.exl2_engine.few_rows import all_products, layer_products
+from tests.service.engine.exl2_engine.product_cases import exl2, gptq, inputs
 
 HIDDEN, WIDE = 128, 192
 

@@ -7,7 +7,6 @@ import torch
 from tests.service.engine.exl2_engine.interpreted import use_interpreter
 from tests.service.engine.exl2_engine.product_cases import exl2, gptq, inputs, packed, shuffled
 
-pytest.importorskip("triton")
 use_interpreter()
 
 from service.engine.exl2_engine.matrices import arrangement, matrix_of  # noqa: E402
