@@ -1,11 +1,17 @@
 """Choosing the next token from logits. Independent of the batch: each request has its own random numbers."""
 
+import math
+
 import torch
 
 from service.engine.messages import Sampling
 
 _LEAST_TEMPERATURE = 1e-6
 """Logits divided by less could overflow; the likeliest token is all but certain long before."""
+
+
+_HEAD = 1024
+"""The nucleus is looked for among this many best tokens before all of a vocabulary is sorted."""
 
 
 class NotFinite(Exception):
@@ -28,20 +34,27 @@ class Sampler:
 
     def pick(self, logits: torch.Tensor) -> int:
         """A token id from float32 logits ``[vocab]``. Raises NotFinite."""
-        if not bool(torch.isfinite(logits).all()):
+        if not math.isfinite(float(logits.sum())):  # one NaN or infinity makes the sum one; far cheaper than isfinite
             raise NotFinite("the logits are not finite")
         if self._sampling.temperature <= 0:
             return int(logits.argmax())
-        logits, ids = self._candidates(logits)
-        probabilities = torch.softmax(logits.double() / max(self._sampling.temperature, _LEAST_TEMPERATURE), dim=-1)
-        probabilities = _nucleus(probabilities, self._sampling.top_p)
+        probabilities, ids = self._candidates(logits)
         return int(ids[torch.multinomial(probabilities, 1, generator=self._random)])
 
     def _candidates(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and ids, best first, cut to top-k."""
-        if 0 < self._sampling.top_k < logits.numel():
-            return torch.topk(logits, self._sampling.top_k)
-        return torch.sort(logits, descending=True, stable=True)
+        """What is drawn from: unnormalized probabilities and the ids they belong to."""
+        sampling, n = self._sampling, logits.numel()
+        scaled = logits.double() / max(sampling.temperature, _LEAST_TEMPERATURE)
+        if 0 < sampling.top_k < n:
+            best, ids = torch.topk(scaled, sampling.top_k)
+            return _nucleus(torch.softmax(best, -1), sampling.top_p), ids
+        probabilities = torch.softmax(scaled, -1)
+        if sampling.top_p >= 1:
+            return probabilities, torch.arange(n)
+        best, ids = torch.topk(probabilities, min(_HEAD, n))
+        if float(best.sum()) < sampling.top_p:
+            best, ids = torch.sort(probabilities, descending=True, stable=True)
+        return _nucleus(best, sampling.top_p), ids
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:

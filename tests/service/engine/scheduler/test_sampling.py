@@ -63,3 +63,17 @@ def test_broken_logits_never_give_a_token(bad, temperature):
 def test_a_temperature_near_zero_takes_the_best_instead_of_overflowing(temperature):
     logits = torch.tensor([30.0, -30.0, 31.0])
     assert Sampler(Sampling(max_tokens=1, temperature=temperature)).pick(logits) == 2
+
+
+@pytest.mark.parametrize(("spread", "top_p"), [(0.0, 0.9), (3.0, 0.9)])
+def test_the_nucleus_of_a_large_vocabulary_holds_its_share_and_no_more(spread, top_p):
+    """Flat logits need most of the vocabulary, peaked ones the few best."""
+    logits = torch.linspace(spread, -spread, 5000)[torch.randperm(5000, generator=torch.Generator().manual_seed(1))]
+    probabilities = torch.softmax(logits, 0)
+    ranked = probabilities.sort(descending=True)
+    n_kept = int((ranked.values.cumsum(0) - ranked.values < top_p).sum())
+    kept = set(ranked.indices[: n_kept + 1].tolist()) if spread else set(range(5000))
+    sampler = Sampler(Sampling(temperature=1, top_p=top_p, seed=7))
+    drawn = [sampler.pick(logits) for _ in range(300)]
+    assert set(drawn) <= kept
+    assert len(set(drawn)) > 100
