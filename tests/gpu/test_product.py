@@ -168,4 +168,5 @@ def test_replayed_steps_are_those_of_the_product(exl2, exl2_dir):
         runner.graphs = kept
         return torch.cat(found)
 
-    torch.testing.assert_close(answer(True), answer(False), rtol=0, atol=1e-2)
+    # The head is exllamav2's, which adds up in FP16 in any order: no two steps give the very same logits.
+    near(answer(True), answer(False).double(), 2e-2)

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from service.engine.exl2_engine.documents import DocumentModel
 from service.engine.exl2_engine.exllama_loading import load_modules
-from service.engine.exl2_engine.few_rows import LayerProducts, ProductChoice, all_products
+from service.engine.exl2_engine.few_rows import FEW_ROWS, LayerProducts, ProductChoice, all_products
 from service.engine.exl2_engine.model import UnsupportedModel
 from service.engine.exl2_engine.spec import ModelSpec, read_spec
 
 TUNING_CALLS = 201
 """The EXL2 product measures the first 200 calls of each shape of up to 4 rows, waiting for the card, then decides
 (q_gemm.cu, AT_NUM_MEASURE). A wait invalidates a capture, so shapes must be decided before."""
-FEW_ROWS = 32
-"""Beyond, exllamav2 turns the weights to FP16 once and multiplies with cuBLAS."""
 _MOST = 65504.0
 """Largest FP16 number."""
 
@@ -69,12 +68,12 @@ class ExllamaModel:
             return cls(spec, load_modules(model_dir, spec, max_rows, max_dq_elements), max_rows, product)
 
     @property
-    def for_documents(self) -> "ExllamaModel":
+    def for_documents(self) -> DocumentModel:
         """The same model, with exllamav2's product for any number of rows: what documents' KV is does not depend on
         which product answers use."""
         other = copy.copy(self)
         other._few = []
-        return other
+        return DocumentModel(other)
 
     def linears(self) -> Iterable[Any]:
         """exllamav2's linears, in the order of the layers, the head last."""

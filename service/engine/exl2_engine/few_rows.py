@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ProductChoice = Literal["auto", "triton", "exllamav2"]
-AUTO: ProductChoice = "exllamav2"
-"""What `auto` means where ours can be used."""
+FEW_ROWS = 32
+"""Beyond, exllamav2 turns the weights to FP16 once and multiplies with cuBLAS."""
+MEASURED = (9, 0)
+"""From this generation of cards on, `auto` takes ours for EXL2 matrices: what was checked and measured on a card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,39 +58,41 @@ class LayerProducts:
         return True
 
 
-def layer_products(attention: Any, mlp: Any) -> LayerProducts:
-    """From exllamav2's modules of a layer, loaded."""
-    qkv, out = _product(attention.q_proj, attention.k_proj, attention.v_proj), _product(attention.o_proj)
-    gate_up, down = _product(mlp.gate_proj, mlp.up_proj), _product(mlp.down_proj)
+def layer_products(attention: Any, mlp: Any, *, gptq: bool = True) -> LayerProducts:
+    """From exllamav2's modules of a layer, loaded. `gptq`: also of GPTQ matrices."""
+    qkv = _product(attention.q_proj, attention.k_proj, attention.v_proj, gptq=gptq)
+    out = _product(attention.o_proj, gptq=gptq)
+    gate_up, down = _product(mlp.gate_proj, mlp.up_proj, gptq=gptq), _product(mlp.down_proj, gptq=gptq)
     return LayerProducts(attention, mlp, qkv, out, gate_up if down else None, down if gate_up else None)
 
 
 def all_products(attentions: Iterable[Any], mlps: Iterable[Any], choice: ProductChoice) -> list[LayerProducts]:
     """Of every layer, or none where exllamav2's product is chosen. Raises ValueError when ours is asked for by name on
     a card that it does not reach."""
-    device, problem = torch.device("cuda", 0), None
-    if torch.cuda.get_device_capability(device) < (8, 0):
+    capability, problem = torch.cuda.get_device_capability(torch.device("cuda", 0)), None
+    if capability < (8, 0):
         problem = "it needs a card of sm_80 or newer"
     elif find_spec("triton") is None:
         problem = "triton is not installed"
     if choice == "triton" and problem:
         raise ValueError(f"the Triton product cannot be used: {problem}")
-    if problem or (AUTO if choice == "auto" else choice) == "exllamav2":
+    by_name = choice == "triton"
+    if problem or not (by_name or (choice == "auto" and capability >= MEASURED)):
         return []
-    layers = [layer_products(attention, mlp) for attention, mlp in zip(attentions, mlps, strict=True)]
+    layers = [layer_products(attention, mlp, gptq=by_name) for attention, mlp in zip(attentions, mlps, strict=True)]
     parts = [part for layer in layers for part in (layer.qkv, layer.out, layer.gate_up, layer.down)]
     log.info("%d of %d products of few rows are our own", sum(p is not None for p in parts), len(parts))
     return layers
 
 
-def _product(*linears: Any) -> "Product | None":
+def _product(*linears: Any, gptq: bool) -> "Product | None":
     from service.engine.exl2_engine.products import Product
 
     matrices: list[Matrix] = []
     for linear in linears:
         tensors = linear.q_tensors if linear is not None and not linear.padding else None
         matrix = matrix_of(tensors)
-        if matrix is None:
+        if matrix is None or (matrix.gptq and not gptq):
             return None
         matrices.append(matrix)
     try:

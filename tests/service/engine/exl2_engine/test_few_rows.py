@@ -68,7 +68,14 @@ def test_what_ours_does_not_cover_stays_with_exllamav2(left):
 
 @pytest.mark.parametrize(
     ("choice", "capability", "ours"),
-    [("exllamav2", (9, 0), 0), ("triton", (8, 0), 1), ("triton", (9, 0), 1), ("auto", (7, 5), 0)],
+    [
+        ("exllamav2", (9, 0), 0),
+        ("triton", (8, 0), 1),
+        ("triton", (9, 0), 1),
+        ("auto", (7, 5), 0),
+        ("auto", (8, 9), 0),
+        ("auto", (9, 0), 1),
+    ],
 )
 def test_the_choice_decides(monkeypatch, choice, capability, ours):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
@@ -80,3 +87,13 @@ def test_ours_by_name_is_refused_on_older_cards(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.raises(ValueError, match="sm_80"):
         all_products([], [], "triton")
+
+
+def test_gptq_is_ours_only_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    names = ("q_proj", "k_proj", "v_proj")
+    module, _ = modules(**{name: linear(gptq(HIDDEN, 64)) for name in names})
+    (by_itself,), (by_name,) = (all_products([module], [module], choice) for choice in ("auto", "triton"))
+    assert by_itself.qkv is None
+    assert by_itself.out is not None
+    assert by_name.qkv is not None
