@@ -4,4 +4,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # Tests start many small processes side by side: threads that spin while they wait would take each other's cores.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
-exec .venv/bin/python -m pytest "$@"
+if [ $# -gt 0 ]; then
+    exec .venv/bin/python -m pytest "$@"
+fi
+# These only compute, one thread each (most of it in Triton's interpreter): two at a time. The others watch clocks,
+# processes and memory, and have the machine for themselves.
+computing=(tests/service/engine/exl2_engine tests/benchmarks tests/gpu)
+status=0
+OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile "${computing[@]}" || status=$?
+.venv/bin/python -m pytest "${computing[@]/#/--ignore=}" || status=$?
+exit "$status"
