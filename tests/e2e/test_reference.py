@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from service.core.prompts import load_prompts
+from service.engine.factory import resolve_dtype
 from service.engine.tokenizer import Tokenizer
 from tests.e2e.builds import build_killed_twice
 from tests.e2e.server import ROOT, Server
@@ -57,15 +58,18 @@ def differs_beyond_noise(answer: str, expected: dict[str, Any], tokenizer: Token
 def test_greedy_answers_are_those_of_plain_transformers_alone_and_in_a_batch(
     serve, demo_model: Path, compute_dtype: str
 ):
+    # A processor that does not multiply BF16 natively takes many times as long: there, fewer and shorter answers.
+    slow = compute_dtype not in ("float32", resolve_dtype("auto"))
+    questions, max_tokens = (QUESTIONS[:2], 12) if slow else (QUESTIONS, MAX_TOKENS)
     server: Server = serve(model=demo_model, compute_dtype=compute_dtype, kv_type="fp16")
     document_id = server.ready(LETTER.encode())["id"]
 
     def ask(question: str) -> str:
-        return server.ask(server.session(document_id), question, max_tokens=MAX_TOKENS)["answer"]
+        return server.ask(server.session(document_id), question, max_tokens=max_tokens)["answer"]
 
-    alone = [ask(question) for question in QUESTIONS]
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        together = list(pool.map(ask, QUESTIONS))
+    alone = [ask(question) for question in questions]
+    with ThreadPoolExecutor(len(questions)) as pool:
+        together = list(pool.map(ask, questions))
     server.stop()
     assert together == alone or compute_dtype != "float32"
     prompts = load_prompts(demo_model)
@@ -73,8 +77,8 @@ def test_greedy_answers_are_those_of_plain_transformers_alone_and_in_a_batch(
     expected = reference(
         "generate",
         model_dir=str(demo_model),
-        prompts=[document + prompts.template.question(question) for question in QUESTIONS],
-        max_new=MAX_TOKENS,
+        prompts=[document + prompts.template.question(question) for question in questions],
+        max_new=max_tokens,
         end_id=END_ID,
         compute_dtype=compute_dtype,
     )
