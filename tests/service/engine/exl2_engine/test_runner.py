@@ -10,6 +10,7 @@ from service.engine.exl2_engine.warming import warm_up
 from service.engine.models.errors import EngineRefused
 from service.engine.protocol import Rows
 from service.engine.torch_engine.runner import TorchRunner
+from tests.service.engine.runner_parts import ask, load_layerwise, log_probs
 
 CHUNK = 512
 
@@ -28,32 +29,9 @@ def torch_runner(tiny_dir):
     return make
 
 
-def log_probs(logits):
-    return logits.double().log_softmax(-1)
-
-
 def worst_kl(reference, logits):
     p, q = log_probs(reference), log_probs(logits)
     return float((p.exp() * (p - q)).sum(-1).max())
-
-
-def ask(runner, document, tokens, question):
-    """Logits of the document's last token and of every token of a question, from a fresh tail."""
-    slot = runner.new_tail()
-    try:
-        return runner.forward([Rows(slot, document, [tokens[-1], *question], refeed=True)])[0]
-    finally:
-        runner.free_tail(slot)
-
-
-def load_layerwise(runner, blocks, n_tokens):
-    """A document restored from encoded blocks, as a snapshot's reader gives them."""
-    document = runner.new_document(n_tokens)
-    for layer in range(runner.layout.n_layers):
-        records = bytearray().join(block[layer] for block in blocks)
-        runner.load_blocks(document, layer, 0, memoryview(records), n_tokens)
-    runner.finish_load(document, n_tokens)
-    return document
 
 
 def as_bytes(blocks):
