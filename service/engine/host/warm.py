@@ -17,6 +17,8 @@ def prepare_memory(runner: Runner, store: SnapshotStore, max_tokens: int) -> thr
 
 
 def _prepare(runner: Runner, store: SnapshotStore, max_tokens: int) -> None:
+    if runner.tier != "host":
+        return  # documents go into memory that the runner has had since it was loaded: no need to look into the store
     try:
         n_tokens = max((n for n in _document_tokens(store) if n <= max_tokens), default=0)
         if n_tokens:

@@ -8,6 +8,7 @@ from service.engine.host.warm import prepare_memory
 @dataclass
 class Recorder:
     asked: list[int] = field(default_factory=list)
+    tier: str = "host"
 
     def prepare_document(self, n_tokens: int) -> None:
         self.asked.append(n_tokens)
@@ -49,3 +50,10 @@ def test_a_fault_costs_only_speed(caplog: Any) -> None:
 
     assert prepared(SimpleNamespace(entries=entries), 1000) == []
     assert "no memory was prepared" in caplog.text
+
+
+def test_a_runner_with_memory_of_its_own_costs_no_look_into_the_store(caplog: Any) -> None:
+    runner: Any = Recorder(tier="gpu")
+    prepare_memory(runner, SimpleNamespace(entries=lambda: 1 / 0), 1000).join()
+    assert runner.asked == []
+    assert not caplog.text
