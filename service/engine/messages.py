@@ -2,7 +2,7 @@
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class DocumentRef(msgspec.Struct, frozen=True):
@@ -16,6 +16,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """What an engine is, told once at start. `fingerprint` holds the fields of `cache_store.Fingerprint`.
 
     `tail_tokens`: what one session may hold beside its document (turns, question and answer); 0 is no bound.
+    `resident_tokens`: the largest document that the device's budget holds; 0 is no bound. `sink_multiple`: sinks of a
+    windowed document are a multiple of it. `n_index_heads`: 0 means that nothing can be fetched, so that a document must
+    be kept whole.
     """
 
     engine: str
@@ -30,6 +33,9 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_batch: int
     pid: int
     tail_tokens: int = 0
+    resident_tokens: int = 0
+    sink_multiple: int = 1
+    n_index_heads: int = 0
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -43,19 +49,49 @@ class Sampling(msgspec.Struct, frozen=True):
     stop: tuple[str, ...] = ()
 
 
+class Retention(msgspec.Struct, frozen=True):
+    """Windowed retention: what stays resident of a document whose full KV is kept cold.
+
+    Sinks, summary slots and window are in tokens; with `segment_tokens` the document is prefilled in segments of that
+    many tokens (a multiple of the block size), each behind the same sinks, else in one. `fetch_tokens`: how many cold
+    tokens one question may bring back.
+    """
+
+    sink_tokens: int
+    summary_tokens: int
+    window_tokens: int
+    segment_tokens: int = 0
+    fetch_tokens: int = 256
+
+
 class BuildRequest(msgspec.Struct, frozen=True):
-    """Prefill a document and publish its snapshot. Goes on from the building journal when there is one."""
+    """Prefill a document and publish its snapshot. Goes on from the building journal when there is one.
+
+    Without `retention` the whole document is resident.
+    """
 
     request_id: str
     document: DocumentRef
     token_ids: list[int]
+    retention: Retention | None = None
+
+
+class SpanRef(msgspec.Struct, frozen=True, order=True):
+    """Consecutive tokens of a document, by their place in its token ids."""
+
+    first: int
+    n_tokens: int
 
 
 class TurnRef(msgspec.Struct, frozen=True):
-    """An earlier turn of the session: the tokens whose KV it left, and the id its KV is stored under."""
+    """An earlier turn of the session: the tokens whose KV it left, and the id its KV is stored under.
+
+    `spans`: what was fetched for it; the next question sees it again while there is room.
+    """
 
     kv_id: str
     token_ids: list[int]
+    spans: list[SpanRef] = []
 
 
 class AnswerRequest(msgspec.Struct, frozen=True):
@@ -77,10 +113,11 @@ class AnswerRequest(msgspec.Struct, frozen=True):
     sampling: Sampling
     kv_id: str = ""
     pinned: bool = False
+    retention: Retention | None = None
 
 
 class BuildProgress(msgspec.Struct, frozen=True, tag="build_progress"):
-    """Tokens prefilled and durable so far; `stage` is `prefilling` or `persisting`."""
+    """Tokens prefilled and durable so far; `stage` is `prefilling`, `compacting` or `persisting`."""
 
     stage: str
     done: int
@@ -90,7 +127,8 @@ class BuildProgress(msgspec.Struct, frozen=True, tag="build_progress"):
 class BuildDone(msgspec.Struct, frozen=True, tag="build_done"):
     """`prefilled_tokens` were computed by this build, `resumed_tokens` came from the journal.
 
-    `already` is true when a valid snapshot was found and nothing was computed.
+    `already` is true when a valid snapshot was found and nothing was computed. `resident_*` and `index_nbytes`: what a
+    windowed document keeps in memory, 0 for one that is kept whole.
     """
 
     n_tokens: int
@@ -100,6 +138,9 @@ class BuildDone(msgspec.Struct, frozen=True, tag="build_done"):
     resumed_tokens: int
     seconds: float
     already: bool = False
+    resident_tokens: int = 0
+    resident_nbytes: int = 0
+    index_nbytes: int = 0
 
 
 class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
@@ -109,6 +150,8 @@ class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
     back to it from host memory), `disk`, `none`.
     `reused_tokens`: tokens whose KV was used without computing it (document and earlier turns).
     `prefilled_tokens`: tokens computed once for this answer. `miss_reason`: of an earlier turn's KV, or None.
+    `spans`: cold tokens of a windowed document that were fetched for this question, in order; `fetch_ms`: what finding and
+    copying them took; `first_pass_tokens`: the question's tokens that were computed once more, to find them.
     """
 
     source: str
@@ -118,6 +161,9 @@ class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
     prefilled_tokens: int
     queue_ms: float
     miss_reason: str | None = None
+    spans: list[SpanRef] = []
+    fetch_ms: float = 0.0
+    first_pass_tokens: int = 0
 
 
 class AnswerText(msgspec.Struct, frozen=True, tag="answer_text"):

@@ -35,15 +35,25 @@ class RunnerLimits:
     n_slots: int
     tail_tokens: int
     vocab_size: int
+    sink_multiple: int = 1
+    """A document's sinks are a multiple of this many tokens, so that its segments begin at a block's first row."""
 
 
 class Resident(Protocol):
-    """A document's KV on the device, shared read-only by every sequence once it is complete."""
+    """A document's KV on the device, shared read-only by every sequence once it is complete.
+
+    Its rows need not be consecutive tokens: keys carry their positions. `next_position` is where the first token behind
+    it stands, `last_position` where its last token stands (that of a re-fed row).
+    """
 
     @property
     def n_tokens(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def next_position(self) -> int: ...
+    @property
+    def last_position(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -160,8 +170,40 @@ class Runner(Protocol):
         """
         ...
 
-    def finish_load(self, document: Any, n_tokens: int) -> None:
-        """Declare the first `n_tokens` tokens of a document present in every layer; later calls find them there."""
+    def finish_load(
+        self, document: Any, n_tokens: int, *, next_position: int | None = None, last_position: int | None = None
+    ) -> None:
+        """Declare the first `n_tokens` rows of a document present in every layer; later calls find them there.
+
+        The positions are those of `Resident`; None stands for consecutive tokens from position 0.
+        """
+        ...
+
+    def keep_prefix(self, document: Any, n_tokens: int) -> None:
+        """Forget all but the first `n_tokens` tokens of a document at consecutive positions: the sinks of the next
+        segment. The next chunk goes on there, and chunk boundaries count from there. Raises ValueError when it is no
+        multiple of `limits.sink_multiple`."""
+        ...
+
+    def replay(
+        self,
+        document: Any,
+        tokens: Sequence[int],
+        first: int,
+        last: int,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Any:
+        """How much a repetition of the tokens [first, last) of a document looks at each of them: `tokens` follow the
+        document for once, and attend to its first `limits.sink_multiple`-padded sinks, to [first, last) and causally to
+        themselves; nothing is stored. Gives a float32 CPU tensor ``[n_layers, n_kv_heads, last - first]``: the largest
+        attention probability over all rows and query heads of a KV head (KVzip, Kim et al., 2025)."""
+        ...
+
+    def question_queries(self, rows: Rows, heads: Sequence[tuple[int, int]]) -> Any:
+        """Queries of KV heads ``(layer, head)`` for the tokens of `rows`, which are computed for once, as deep as the
+        deepest of these layers, and not stored; the tail stays as it is. Gives a float32 CPU tensor
+        ``[len(heads), heads per KV head, len(rows.tokens), head_dim]``: after RoPE, in the space of the stored keys,
+        scaled, so that a product with a decoded key is the attention score."""
         ...
 
     def free_document(self, document: Any) -> None: ...
@@ -181,8 +223,18 @@ class Runner(Protocol):
         replace them in place by their decoded form, so that going on equals resuming from the stored bytes."""
         ...
 
-    def import_tail(self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int) -> None:
-        """Append stored tokens (as `export_tail` gave them) to a tail."""
+    def import_tail(
+        self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int, *, fetched: bool = False
+    ) -> None:
+        """Append stored tokens (as `export_tail` gave them) to a tail.
+
+        `fetched` ones are rows of the document, at positions of their own: later rows attend to them, but they do not
+        count for the positions of later rows. A tail has one such run at most; `drop_fetched` takes it out.
+        """
+        ...
+
+    def drop_fetched(self, slot: int) -> None:
+        """Remove a tail's fetched rows; those behind move up and stay as they are. Nothing happens without any."""
         ...
 
     def forward(self, batch: Sequence[Rows]) -> list[Any]:
