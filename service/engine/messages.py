@@ -17,8 +17,8 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
     `tail_tokens`: what one session may hold beside its document (turns, question and answer); 0 is no bound.
     `resident_tokens`: the largest document that the device's budget holds; 0 is no bound. `sink_multiple`: sinks of a
-    windowed document are a multiple of it. `n_index_heads`: 0 means that nothing can be fetched, so that a document must
-    be kept whole.
+    windowed document are a multiple of it. `n_index_heads`: 0 means that nothing can be fetched, so that a document
+    must be kept whole.
     """
 
     engine: str
@@ -150,8 +150,8 @@ class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
     back to it from host memory), `disk`, `none`.
     `reused_tokens`: tokens whose KV was used without computing it (document and earlier turns).
     `prefilled_tokens`: tokens computed once for this answer. `miss_reason`: of an earlier turn's KV, or None.
-    `spans`: cold tokens of a windowed document that were fetched for this question, in order; `fetch_ms`: what finding and
-    copying them took; `first_pass_tokens`: the question's tokens that were computed once more, to find them.
+    `spans`: cold tokens of a windowed document that were fetched for this question, in order; `fetch_ms`: what finding
+    and copying them took; `first_pass_tokens`: the question's tokens that were computed once more, to find them.
     """
 
     source: str

@@ -189,13 +189,14 @@ class Runner(Protocol):
         self,
         document: Any,
         tokens: Sequence[int],
+        sinks: int,
         first: int,
         last: int,
         between_layers: Callable[[], None] | None = None,
     ) -> Any:
         """How much a repetition of the tokens [first, last) of a document looks at each of them: `tokens` follow the
-        document for once, and attend to its first `limits.sink_multiple`-padded sinks, to [first, last) and causally to
-        themselves; nothing is stored. Gives a float32 CPU tensor ``[n_layers, n_kv_heads, last - first]``: the largest
+        document for once, and attend to its first `sinks` tokens, to [first, last) and causally to themselves; nothing
+        is stored. Gives a float32 CPU tensor ``[n_layers, n_kv_heads, last - first]``: the largest
         attention probability over all rows and query heads of a KV head (KVzip, Kim et al., 2025)."""
         ...
 
