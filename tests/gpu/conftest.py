@@ -1,4 +1,4 @@
-"""These tests also run where only the engine's dependencies are installed: `pytest --confcutdir=tests/gpu tests/gpu`."""
+"""These tests also run where only the engine is installed: `pytest --confcutdir=tests/gpu tests/gpu`."""
 
 import os
 from pathlib import Path
