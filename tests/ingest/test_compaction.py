@@ -1,0 +1,37 @@
+"""Selection of summary slots by replay scores."""
+
+import pytest
+import torch
+
+from ingest.compaction import select_uniform
+
+
+def test_every_head_keeps_its_own_best_tokens_in_order() -> None:
+    scores = torch.tensor([[[0.1, 0.9, 0.3, 0.8], [0.7, 0.2, 0.6, 0.1]]])
+    assert select_uniform(scores, 2).tolist() == [[[1, 3], [0, 2]]]
+    assert select_uniform(scores, 2).dtype == torch.int64
+
+
+def test_equal_scores_go_to_the_earlier_token() -> None:
+    scores = torch.zeros(2, 3, 50)
+    assert (select_uniform(scores, 5) == torch.arange(5)).all()
+
+
+@pytest.mark.parametrize("n_slots", [0, 1, 63, 64])
+def test_any_number_of_slots_up_to_all_tokens(n_slots: int) -> None:
+    scores = torch.rand(3, 2, 64, generator=torch.Generator().manual_seed(1))
+    kept = select_uniform(scores, n_slots)
+    assert kept.shape == (3, 2, n_slots)
+    assert (kept.diff(dim=-1) > 0).all()
+    dropped = torch.ones_like(scores, dtype=torch.bool).scatter(-1, kept, False)
+    lowest_kept = scores.gather(-1, kept).amin(-1) if n_slots else torch.full((3, 2), torch.inf)
+    assert (scores.masked_fill(~dropped, -torch.inf).amax(-1) <= lowest_kept).all()
+
+
+def test_refuses_what_it_cannot_select_from() -> None:
+    with pytest.raises(ValueError, match="5 slots of 4 tokens"):
+        select_uniform(torch.zeros(1, 1, 4), 5)
+    with pytest.raises(ValueError, match="not \\[layers, heads, tokens\\]"):
+        select_uniform(torch.zeros(4, 4), 2)
+    with pytest.raises(ValueError, match="not finite"):
+        select_uniform(torch.tensor([[[0.0, torch.nan]]]), 1)
