@@ -1,0 +1,144 @@
+"""The index of a document: the keys of the model's index heads for all of its tokens, resident as they are stored.
+
+Index heads are retrieval heads: their attention goes to the place that answers the question (`index_heads.py` finds
+them). So a question's attention over *all* keys of these few heads says which tokens to bring back, at some hundred
+bytes of memory per token.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from cache_store.layout import GROUP, KVLayout, packed_nbytes
+
+SPAN_TOKENS = 32
+"""Spans are counted from a document's first token. A segment is a multiple of 256 tokens: no span crosses its end."""
+_SLICE_TOKENS = 8192  # scored at a time, so that memory stays bounded whatever a document's length
+
+
+class KeyIndex:
+    """Keys of `heads`, pairs of layer and KV head, for `n_tokens` tokens. Empty at first; `add` fills it.
+
+    Scores are those of attention in FP32 over the decoded keys, in the space that the KV type stores.
+    """
+
+    def __init__(self, layout: KVLayout, n_tokens: int, heads: Sequence[tuple[int, int]]) -> None:
+        for layer, head in heads:
+            if not (0 <= layer < layout.n_layers and 0 <= head < layout.n_kv_heads):
+                raise ValueError(f"the model has no KV head {head} in a layer {layer}")
+        self.heads = tuple(heads)
+        self.n_tokens = n_tokens
+        self._layout = layout
+        code_nbytes, scale_nbytes = packed_nbytes(layout.kv_type.key_bits, layout.head_dim)
+        self._codes = torch.zeros(len(heads), n_tokens, code_nbytes, dtype=torch.uint8)
+        self._scales = torch.zeros(len(heads), n_tokens, scale_nbytes, dtype=torch.uint8)
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers that have an index head, each once, in order: those whose records `add` wants."""
+        return sorted({layer for layer, _ in self.heads})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys in memory."""
+        return self._codes.nbytes + self._scales.nbytes
+
+    def add(self, layer: int, first_token: int, records: memoryview, n_tokens: int) -> None:
+        """Take the keys out of consecutive records of one layer that hold the tokens from `first_token` on.
+
+        The records are whole blocks, the last may be partial. Raises ValueError when they have another size, or reach
+        beyond the document.
+        """
+        lengths = self._layout.block_lengths(n_tokens)
+        if records.nbytes != sum(map(self._layout.record_nbytes, lengths)):
+            raise ValueError(f"{n_tokens} tokens do not take {records.nbytes} bytes of records")
+        if first_token + n_tokens > self.n_tokens:
+            raise ValueError(
+                f"tokens {first_token} to {first_token + n_tokens} are not in a document of {self.n_tokens}"
+            )
+        data = torch.frombuffer(bytearray(records) if records.readonly else records, dtype=torch.uint8)
+        places = [(place, head) for place, (of_layer, head) in enumerate(self.heads) if of_layer == layer]
+        at = 0
+        for length in lengths:
+            record = data[at : at + self._layout.record_nbytes(length)]
+            for place, head in places:
+                self._take(place, head, record, first_token, length)
+            at, first_token = at + len(record), first_token + length
+
+    def _take(self, place: int, head: int, record: Tensor, first_token: int, n_tokens: int) -> None:
+        k_codes, k_scales, _, _ = self._layout.part_nbytes(n_tokens)
+        tokens = slice(first_token, first_token + n_tokens)
+        for kept, part in ((self._codes, record[:k_codes]), (self._scales, record[k_codes : k_codes + k_scales])):
+            if part.numel():
+                kept[place, tokens] = part.view(self._layout.n_kv_heads, n_tokens, -1)[head]
+
+    @torch.inference_mode()
+    def scores(self, queries: Tensor) -> Tensor:
+        """How much a question looks at each span: float32 ``[n_spans]``, spans of SPAN_TOKENS (the last is shorter).
+
+        `queries`: ``[n_heads, heads per KV head, rows, head_dim]`` as `Runner.question_queries` gives them, of the
+        rows that shall count. See `combined` for how rows and heads become one figure. Raises ValueError for another
+        shape.
+        """
+        self._check(queries)
+        # one head after the other: a long question over a long document would take much memory for all at once
+        return combined(self._masses(place, queries, SPAN_TOKENS) for place in self._places)
+
+    @torch.inference_mode()
+    def masses(self, queries: Tensor, span_tokens: int = SPAN_TOKENS) -> Tensor:
+        """Attention probability of each span, exact over all tokens of the document: float32
+        ``[n_heads, heads per KV head, rows, n_spans]``. Arguments and errors are those of `scores`."""
+        self._check(queries)
+        return torch.stack([self._masses(place, queries, span_tokens) for place in self._places])
+
+    @property
+    def _places(self) -> range:
+        return range(len(self.heads))
+
+    def _check(self, queries: Tensor) -> None:
+        if queries.dim() != 4 or len(queries) != len(self.heads) or queries.shape[-1] != self._layout.head_dim:
+            raise ValueError(f"queries of shape {list(queries.shape)} do not fit {len(self.heads)} index heads")
+
+    def _masses(self, place: int, queries: Tensor, span_tokens: int) -> Tensor:
+        """``[heads per KV head, rows, n_spans]`` of one head."""
+        _, group, rows, head_dim = queries.shape
+        q = queries[place].to(torch.float32).reshape(group * rows, head_dim)
+        step = _SLICE_TOKENS // span_tokens * span_tokens
+        firsts = range(0, self.n_tokens, step)
+        logs = [_span_logs(q @ self._keys(place, first, first + step).T, span_tokens) for first in firsts]
+        return torch.cat(logs, -1).softmax(-1).view(group, rows, -1)
+
+    def _keys(self, place: int, first: int, last: int) -> Tensor:
+        """Decoded keys of tokens of one head, FP32 ``[n, head_dim]``, rotated where the KV type is."""
+        codes = self._codes[place, first:last]
+        bits = self._layout.kv_type.key_bits
+        if bits == 16:
+            return codes.view(torch.float16).to(torch.float32)
+        values = (codes.view(torch.int8) if bits == 8 else _unpacked(codes)).to(torch.float32)
+        scales = self._scales[place, first:last].view(torch.float16).to(torch.float32)
+        values.view(len(values), -1, GROUP).mul_(scales[..., None])
+        return values
+
+
+def combined(masses: Iterable[Tensor]) -> Tensor:
+    """One figure per span, ``[n_spans]``, from each head's probabilities ``[heads per KV head, rows, n_spans]``.
+
+    The largest over a question's rows, since one word of it may be the one that finds the place; the mean over the
+    heads, since each of them errs in its own way.
+    """
+    figures = [of_head.amax(1).mean(0) for of_head in masses]
+    return torch.stack(figures).mean(0)
+
+
+def _span_logs(scores: Tensor, span_tokens: int) -> Tensor:
+    """Log of the summed exponentials of each span's scores: ``[..., n] -> [..., n_spans]``."""
+    n_spans, rest = divmod(scores.shape[-1], span_tokens)
+    whole = scores[..., : n_spans * span_tokens].unflatten(-1, (n_spans, span_tokens)).logsumexp(-1)
+    return torch.cat((whole, scores[..., -rest:].logsumexp(-1, keepdim=True)), -1) if rest else whole
+
+
+def _unpacked(codes: Tensor) -> Tensor:
+    """4-bit codes -8 .. 7 as int8, two from each byte, the low one first."""
+    pairs = torch.stack((codes & 15, codes >> 4), -1).view(*codes.shape[:-1], -1)
+    return pairs.view(torch.int8) - 8

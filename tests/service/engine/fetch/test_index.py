@@ -1,0 +1,86 @@
+import pytest
+import torch
+
+from cache_store.codec import decode_records, encode_records
+from cache_store.layout import KVLayout, KVType
+from service.engine.fetch.index import SPAN_TOKENS, KeyIndex
+
+HEADS = [(2, 1), (0, 0), (2, 0)]
+GROUP, ROWS = 3, 5
+
+
+def made(kv_type, n_tokens, seed=0):
+    """Layout, records per layer, and the decoded keys ``[n_layers, n_kv_heads, n_tokens, head_dim]``."""
+    torch.manual_seed(seed)
+    layout = KVLayout(n_layers=3, n_kv_heads=2, head_dim=64, kv_type=kv_type)
+    keys = torch.empty(3, 2, n_tokens, 64)
+    layers = []
+    for layer in range(3):
+        k, v = torch.randn(2, 2, n_tokens, 64)
+        layers.append(memoryview(bytearray().join(encode_records(k, v, layout))))
+        decode_records(layers[-1], n_tokens, layout, out_k=keys[layer], out_v=v, rotated=kv_type != KVType.FP16)
+    return layout, layers, keys
+
+
+def filled(kv_type, n_tokens):
+    layout, layers, keys = made(kv_type, n_tokens)
+    index = KeyIndex(layout, n_tokens, HEADS)
+    for layer in index.layers:
+        index.add(layer, 0, layers[layer], n_tokens)
+    return index, keys
+
+
+@pytest.mark.parametrize("kv_type", list(KVType))
+@pytest.mark.parametrize("n_tokens", [1, 31, 300, 1024])
+def test_masses_are_those_of_softmax_over_all_tokens(kv_type, n_tokens):
+    index, keys = filled(kv_type, n_tokens)
+    queries = torch.randn(len(HEADS), GROUP, ROWS, 64)
+    wanted = torch.zeros(len(HEADS), GROUP, ROWS, -(-n_tokens // SPAN_TOKENS) * SPAN_TOKENS)
+    for place, (layer, head) in enumerate(HEADS):
+        wanted[place, ..., :n_tokens] = (queries[place] @ keys[layer, head].T).softmax(-1)
+    wanted = wanted.unflatten(-1, (-1, SPAN_TOKENS)).sum(-1)
+    torch.testing.assert_close(index.masses(queries), wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(index.scores(queries), wanted.amax(2).mean((0, 1)), rtol=1e-4, atol=1e-6)
+
+
+def test_the_span_that_a_question_looks_at_comes_first():
+    index, keys = filled(KVType.K8V4, 700)
+    queries = torch.stack([keys[layer, head, 345] for layer, head in HEADS])[:, None, None]
+    scores = index.scores(queries.expand(-1, GROUP, ROWS, -1))
+    assert scores.shape == (22,)
+    assert scores.argmax() == 345 // SPAN_TOKENS
+
+
+@pytest.mark.parametrize("kv_type", [KVType.K8V4, KVType.FP16])
+def test_slices_give_what_one_piece_gives(kv_type, monkeypatch):
+    index, _ = filled(kv_type, 1000)
+    queries = torch.randn(len(HEADS), GROUP, ROWS, 64)
+    whole = index.masses(queries), index.scores(queries)
+    monkeypatch.setattr("service.engine.fetch.index._SLICE_TOKENS", 96)
+    torch.testing.assert_close((index.masses(queries), index.scores(queries)), whole, rtol=1e-5, atol=1e-8)
+
+
+def test_runs_of_blocks_land_where_their_tokens_are():
+    layout, layers, _ = made(KVType.K8V4, 700)
+    whole, pieces = (KeyIndex(layout, 700, HEADS) for _ in range(2))
+    size = layout.record_nbytes(256)
+    for layer in whole.layers:
+        whole.add(layer, 0, layers[layer], 700)
+        pieces.add(layer, 512, layers[layer][2 * size :].toreadonly(), 188)
+        pieces.add(layer, 0, layers[layer][: 2 * size], 512)
+    queries = torch.randn(len(HEADS), GROUP, ROWS, 64)
+    assert torch.equal(whole.masses(queries), pieces.masses(queries))
+    assert whole.nbytes == 700 * 3 * (64 + 4)
+
+
+def test_what_does_not_fit_is_refused():
+    layout, layers, _ = made(KVType.K8V4, 300)
+    with pytest.raises(ValueError, match="no KV head 2"):
+        KeyIndex(layout, 300, [(0, 2)])
+    index = KeyIndex(layout, 300, HEADS)
+    with pytest.raises(ValueError, match="bytes of records"):
+        index.add(0, 0, layers[0], 299)
+    with pytest.raises(ValueError, match="not in a document"):
+        index.add(0, 256, layers[0], 300)
+    with pytest.raises(ValueError, match="do not fit 3 index heads"):
+        index.scores(torch.zeros(2, GROUP, ROWS, 64))
