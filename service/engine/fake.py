@@ -24,11 +24,15 @@ from service.engine.messages import (
     EngineStats,
     Failed,
     ReleaseDone,
+    Retention,
+    SpanRef,
 )
 from service.engine.protocol import EngineLost
 
 BLOCK_TOKENS = 256
 BYTES_PER_TOKEN = 64
+INDEX_NBYTES_PER_TOKEN = 8
+SPAN_TOKENS = 32
 FIRST_ANSWER_ID = 1000
 """The pieces of an answer get the token ids 1000, 1001, ...; the last one is left pending."""
 
@@ -47,7 +51,9 @@ class FakeEngine:
     """An `EngineClient` whose answers are the pieces of `reply`, one token each.
 
     `token_delay_s` passes before each piece, `chunk_delay_s` before each 256 tokens of a build. At most
-    `max_batch` answers run at once; others wait, first come first served.
+    `max_batch` answers run at once; others wait, first come first served. `resident_tokens`, `sink_multiple` and
+    `n_index_heads` are what it says of itself. A question about a windowed document fetches the spans `fetched`, or
+    else, after those of the turn before, the first one that is not resident.
     """
 
     def __init__(
@@ -59,11 +65,15 @@ class FakeEngine:
         max_batch: int = 4,
         max_context: int = 8192,
         tail_tokens: int = 0,
+        resident_tokens: int = 0,
+        sink_multiple: int = 1,
+        n_index_heads: int = 2,
     ) -> None:
         self.reply = reply
+        self.fetched: list[SpanRef] | None = None
         self.token_delay_s = token_delay_s
         self.chunk_delay_s = chunk_delay_s
-        self.snapshots: dict[DocumentRef, tuple[str, int]] = {}
+        self.snapshots: dict[DocumentRef, tuple[str, int, Retention | None]] = {}
         self.resident: set[DocumentRef] = set()
         self.stored_turns: dict[str, list[int]] = {}
         self.answered: list[AnswerRequest] = []
@@ -77,7 +87,8 @@ class FakeEngine:
             engine="fake", model_name="fake", compute_dtype="none", kv_type="k8v8",
             fingerprint=asdict(FAKE_FINGERPRINT), fingerprint_digest=FAKE_FINGERPRINT.digest,
             max_context=max_context, bytes_per_token=BYTES_PER_TOKEN, block_tokens=BLOCK_TOKENS,
-            max_batch=max_batch, pid=os.getpid(), tail_tokens=tail_tokens,
+            max_batch=max_batch, pid=os.getpid(), tail_tokens=tail_tokens, resident_tokens=resident_tokens,
+            sink_multiple=sink_multiple, n_index_heads=n_index_heads,
         )  # fmt: skip
 
     @property
@@ -120,10 +131,10 @@ class FakeEngine:
         for request_id, (used, _) in list(self._stops.items()):
             if used == document:
                 self._stop(request_id, CANCELLED)
-        _, n_tokens = self.snapshots.pop(document, ("", 0))
+        n_rows = _n_rows(self.snapshots.pop(document, None))
         was_resident = document in self.resident
         self.resident.discard(document)
-        return ReleaseDone(int(was_resident), n_tokens * BYTES_PER_TOKEN if was_resident else 0)
+        return ReleaseDone(int(was_resident), n_rows * BYTES_PER_TOKEN if was_resident else 0)
 
     async def release_session(self, session_id: str) -> None:
         return None
@@ -132,7 +143,7 @@ class FakeEngine:
         if not self._alive:
             raise EngineLost("the engine process ended")
         c = self._counts
-        n_resident = sum(n for ref, (_, n) in self.snapshots.items() if ref in self.resident)
+        n_resident = sum(_n_rows(snapshot) for ref, snapshot in self.snapshots.items() if ref in self.resident)
         return EngineStats(
             prefilled_tokens_total=c["prefilled"], decoded_tokens_total=c["decoded"], steps_total=c["steps"],
             document_prefill_tokens_total=c["document_prefill"], running=c["running"], waiting=c["waiting"],
@@ -187,20 +198,20 @@ class FakeEngine:
     async def _build(self, request: BuildRequest):
         started, total = time.monotonic(), len(request.token_ids)
         self.built.append(request)
-        digest = digest_of(request.token_ids)
-        already = self.snapshots.get(request.document) == (digest, total)
+        snapshot = (digest_of(request.token_ids), total, request.retention)
+        already = self.snapshots.get(request.document) == snapshot
         for done in () if already else range(0, total, BLOCK_TOKENS):
             await asyncio.sleep(self.chunk_delay_s)
             n_tokens = min(BLOCK_TOKENS, total - done)
             self._counts["prefilled"] += n_tokens
             self._counts["document_prefill"] += n_tokens
             yield BuildProgress("prefilling", done + n_tokens, total)
+        if not already and request.retention and request.retention.summary_tokens:
+            yield BuildProgress("compacting", total, total)
         yield BuildProgress("persisting", total, total)
-        self.snapshots[request.document] = (digest, total)
+        self.snapshots[request.document] = snapshot
         self.resident.add(request.document)
-        n_computed = 0 if already else total
-        nbytes, seconds = total * BYTES_PER_TOKEN, time.monotonic() - started
-        yield BuildDone(total, -(-total // BLOCK_TOKENS), nbytes, n_computed, 0, seconds, already)
+        yield _built(snapshot, already, time.monotonic() - started)
 
     async def _answer(self, request: AnswerRequest):
         arrived = time.monotonic()
@@ -238,7 +249,7 @@ class FakeEngine:
         snapshot = self.snapshots.get(request.document)
         if snapshot is None:
             return Failed("snapshot_miss", "no such snapshot", miss_reason="absent")
-        if snapshot != (request.token_digest, request.n_document_tokens):
+        if snapshot != (request.token_digest, request.n_document_tokens, request.retention):
             return Failed("snapshot_miss", "other tokens", miss_reason="fingerprint")
         was_resident = request.document in self.resident
         self.resident.add(request.document)
@@ -247,11 +258,22 @@ class FakeEngine:
         n_prefilled = n_lost + len(request.prompt_ids)
         self._counts["prefilled"] += n_prefilled
         return AnswerStarted(
-            source="host" if was_resident else "disk", restored_tokens=0 if was_resident else snapshot[1],
+            source="host" if was_resident else "disk", restored_tokens=0 if was_resident else _n_rows(snapshot),
             restore_ms=0.0 if was_resident else 1.0, reused_tokens=snapshot[1] + n_turns - n_lost,
             prefilled_tokens=n_prefilled, queue_ms=(time.monotonic() - arrived) * 1e3,
-            miss_reason="absent" if lost else None,
+            miss_reason="absent" if lost else None, spans=(spans := self._spans(request)),
+            fetch_ms=0.1 if spans else 0.0, first_pass_tokens=len(request.prompt_ids) if spans else 0,
         )  # fmt: skip
+
+    def _spans(self, request: AnswerRequest) -> list[SpanRef]:
+        kept, n_tokens = request.retention, request.n_document_tokens
+        if kept is None or kept.sink_tokens + kept.window_tokens >= n_tokens or not self._info.n_index_heads:
+            return []
+        if self.fetched is not None:
+            return list(self.fetched)
+        last = n_tokens - kept.window_tokens
+        first_cold = SpanRef(kept.sink_tokens, min(SPAN_TOKENS, last - kept.sink_tokens))
+        return sorted({first_cold, *(request.turns[-1].spans if request.turns else ())})
 
     def _finish(
         self, request: AnswerRequest, started: AnswerStarted, n: int, cut: bool, arrived: float, first: float
@@ -268,6 +290,24 @@ class FakeEngine:
             engine_prefilled_tokens=started.prefilled_tokens, kv_stored=bool(request.kv_id),
             kv_nbytes=len(token_ids) * BYTES_PER_TOKEN if request.kv_id else 0,
         )  # fmt: skip
+
+
+def _n_rows(snapshot: tuple[str, int, Retention | None] | None) -> int:
+    """Tokens of a document that are in memory."""
+    if snapshot is None:
+        return 0
+    _, n_tokens, kept = snapshot
+    return n_tokens if kept is None else min(n_tokens, kept.sink_tokens + kept.summary_tokens + kept.window_tokens)
+
+
+def _built(snapshot: tuple[str, int, Retention | None], already: bool, seconds: float) -> BuildDone:
+    _, total, kept = snapshot
+    n_rows, is_windowed = _n_rows(snapshot), kept is not None
+    return BuildDone(
+        total, -(-total // BLOCK_TOKENS), total * BYTES_PER_TOKEN, 0 if already else total, 0, seconds, already,
+        resident_tokens=n_rows * is_windowed, resident_nbytes=n_rows * BYTES_PER_TOKEN * is_windowed,
+        index_nbytes=total * INDEX_NBYTES_PER_TOKEN * is_windowed,
+    )  # fmt: skip
 
 
 async def _first_of(step: asyncio.Future, stop: asyncio.Future) -> None:

@@ -208,7 +208,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 class EngineStats(msgspec.Struct, frozen=True):
     """Counters and gauges of an engine process. `*_total` only grow during its life. `host_*`: documents that left the
-    card, in host memory."""
+    card, in host memory. `index_*`: indexes of windowed documents, apart from `resident_nbytes`."""
 
     prefilled_tokens_total: int
     decoded_tokens_total: int
@@ -223,6 +223,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     rss_nbytes: int
     host_documents: int = 0
     host_nbytes: int = 0
+    index_documents: int = 0
+    index_nbytes: int = 0
 
 
 class ReleaseDone(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from msgspec.structs import replace
 
 from service.engine.digests import digest_of
 from service.engine.fake import FakeEngine
@@ -15,7 +16,9 @@ from service.engine.messages import (
     BuildRequest,
     DocumentRef,
     Failed,
+    Retention,
     Sampling,
+    SpanRef,
     TurnRef,
 )
 
@@ -132,3 +135,24 @@ async def test_release_ends_its_answers():
     released = await engine.release(DOC)
     assert released.objects == 1
     assert [e.code for e in await every(stream) if isinstance(e, Failed)] == ["cancelled"]
+
+
+async def test_a_windowed_document_says_what_it_keeps_and_what_it_fetched():
+    engine, kept = FakeEngine(), Retention(16, 64, 32, fetch_tokens=64)
+    events = await every(engine.build(BuildRequest("b", DOC, TOKENS, kept)))
+    assert [e.stage for e in events if isinstance(e, BuildProgress)][-2:] == ["compacting", "persisting"]
+    assert (events[-1].resident_tokens, events[-1].prefilled_tokens) == (112, 600)
+    assert events[-1].index_nbytes > 0
+    first = await every(engine.answer(replace(ask(), retention=kept)))
+    assert (first[0].spans, first[0].first_pass_tokens) == ([SpanRef(16, 32)], 2)
+    assert (first[0].reused_tokens, first[0].prefilled_tokens) == (600, 2)
+    turn = TurnRef("kv1", first[-1].token_ids, [SpanRef(100, 32)])
+    second = await every(engine.answer(replace(ask("r2", [turn]), retention=kept)))
+    assert second[0].spans == [SpanRef(16, 32), SpanRef(100, 32)]
+    engine.fetched = [SpanRef(200, 96)]
+    assert (await every(engine.answer(replace(ask("r3"), retention=kept))))[0].spans == [SpanRef(200, 96)]
+
+
+async def test_another_retention_is_another_snapshot():
+    engine = await built()
+    assert (await every(engine.answer(replace(ask(), retention=Retention(16, 0, 32)))))[-1].code == "snapshot_miss"
