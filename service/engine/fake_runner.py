@@ -1,10 +1,9 @@
 """A `Runner` without a model. Its KV bytes chain over the tokens and its logits hash the bytes it holds, so
-that KV which was damaged, swapped, cut or never loaded changes the answer."""
+that KV which was damaged, swapped, cut or never loaded changes the answer. See `fake_rows` for the bytes."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,33 +12,12 @@ import xxhash
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
 from cache_store.pieces import Buffers
+from service.engine.fake_rows import FakeDocument, FakeRows, FakeTail, key_pattern, stored_form
 from service.engine.protocol import HostCopies, Rows, RunnerLimits
 
-CHAIN_NBYTES = 8
-"""A token's row begins with the hash of everything up to it, then its token id and its position."""
 SCRIPT_LOGIT = 1e4
-
-
-@dataclass(slots=True)
-class FakeDocument:
-    """Rows of bytes per layer, ``[n_layers, capacity, row]``, and how many tokens are complete."""
-
-    rows: np.ndarray
-    loaded: list[int]
-    n_tokens: int = 0
-    digest: int = 0
-    freed: bool = False
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes
-
-
-@dataclass(slots=True)
-class FakeTail:
-    rows: np.ndarray
-    n_tokens: int = 0
-    answered: int = -1
+QUERY_HEADS = 2
+"""Query heads of a KV head."""
 
 
 class FakeRunner:
@@ -60,11 +38,13 @@ class FakeRunner:
         script: Sequence[int] = (),
         vocab_size: int = 512,
         n_layers: int = 2,
+        n_kv_heads: int = 1,
         block_tokens: int = 256,
         chunk_tokens: int = 256,
         n_slots: int = 8,
         tail_tokens: int = 1024,
         max_context: int = 16384,
+        sink_multiple: int = 1,
         kv_type: KVType = KVType.K4V4,
         step_delay_s: float = 0.0,
         layer_delay_s: float = 0.0,
@@ -73,11 +53,11 @@ class FakeRunner:
         self.script = list(script)
         self.step_delay_s = step_delay_s
         self.layer_delay_s = layer_delay_s
-        self.layout = KVLayout(n_layers, 1, 32, kv_type, block_tokens)
-        self.limits = RunnerLimits(max_context, chunk_tokens, n_slots, tail_tokens, vocab_size)
+        self.layout = KVLayout(n_layers, n_kv_heads, 32, kv_type, block_tokens)
+        self.limits = RunnerLimits(max_context, chunk_tokens, n_slots, tail_tokens, vocab_size, sink_multiple)
         self.fingerprint = Fingerprint(
             weights=weights, quantization="none", tokenizer="fake", template="fake", rope="none",
-            kv=f"{kv_type}-1", engine="fake-1", compute_dtype="float32", chunking=str(chunk_tokens),
+            kv=f"{kv_type}-1", engine="fake-2", compute_dtype="float32", chunking=str(chunk_tokens),
         )  # fmt: skip
         self.load_buffers: Buffers | None = None
         self.host_copies: HostCopies | None = None
@@ -88,9 +68,8 @@ class FakeRunner:
         self.n_documents = 0
         self.lost = False
         """Set by a test that plays a device which answers nothing any more: calls then fail."""
-        self._part_widths = self.layout.part_nbytes(1)
-        self._row = sum(self._part_widths)
-        self._no_document = FakeDocument(np.zeros((n_layers, 0, self._row), np.uint8), [0] * n_layers)
+        self._rows = FakeRows(self.layout)
+        self._no_document = FakeDocument(self._rows.empty(0), [0] * n_layers)
         self._tails: dict[int, FakeTail] = {}
         self._thread: int | None = None
 
@@ -102,13 +81,12 @@ class FakeRunner:
         return not self.lost
 
     def document_nbytes(self, n_tokens: int) -> int:
-        return self.layout.n_layers * n_tokens * self._row
+        return self.layout.n_layers * n_tokens * self._rows.token_nbytes
 
     def new_document(self, n_tokens: int) -> FakeDocument:
         self._check_thread()
         self.n_documents += 1
-        n_layers = self.layout.n_layers
-        return FakeDocument(np.zeros((n_layers, n_tokens, self._row), np.uint8), [0] * n_layers)
+        return FakeDocument(self._rows.empty(n_tokens), [0] * self.layout.n_layers)
 
     def prepare_document(self, n_tokens: int) -> None:
         """Nothing to prepare."""
@@ -118,31 +96,79 @@ class FakeRunner:
     ) -> list[list[memoryview]]:
         self._check_document(document)
         first, n = document.n_tokens, len(tokens)
-        if first % self.limits.chunk_tokens or n > self.limits.chunk_tokens:
+        if (first - document.prefix) % self.limits.chunk_tokens or n > self.limits.chunk_tokens:
             raise ValueError(f"a chunk of {n} tokens at {first} is off the chunk boundaries")
-        chain = _last_chain(document.rows[0, :first])
-        for layer, rows in enumerate(self._rows_of(tokens, first, chain)):
-            document.rows[layer, first : first + n] = _stored_form(rows)
+        if document.next_position != first:
+            raise ValueError("a document of rows that were picked cannot go on")
+        chain = self._rows.chain(document.rows[:, :, :first])
+        document.rows[:, :, first : first + n] = stored_form(self._rows.make(tokens, first, chain))
+        for _ in range(self.layout.n_layers):
             time.sleep(self.layer_delay_s)
             if between_layers is not None:
                 between_layers()
-        self.finish_load(document, first + n, recompute=True)
-        return self._encode(document.rows[:, first : first + n])
+        self._complete(document, first + n)
+        return self._rows.encode(document.rows[:, :, first : first + n])
 
     def load_blocks(
         self, document: FakeDocument, layer: int, first_token: int, records: memoryview, n_tokens: int
     ) -> None:
         self._check_document(document)
-        rows = self._decode(memoryview(records).cast("B"), n_tokens)
-        document.rows[layer, first_token : first_token + n_tokens] = rows
+        rows = self._rows.decode(memoryview(records).cast("B"), n_tokens)
+        document.rows[layer, :, first_token : first_token + n_tokens] = rows
         document.loaded[layer] += n_tokens
 
-    def finish_load(self, document: FakeDocument, n_tokens: int, *, recompute: bool = False) -> None:
+    def finish_load(
+        self,
+        document: FakeDocument,
+        n_tokens: int,
+        *,
+        next_position: int | None = None,
+        last_position: int | None = None,
+    ) -> None:
         self._check_document(document)
-        if not recompute and document.loaded != [n_tokens] * self.layout.n_layers:
+        if document.loaded != [n_tokens] * self.layout.n_layers:
             raise ValueError(f"loaded {document.loaded} tokens per layer, not {n_tokens}")
-        document.n_tokens = n_tokens
-        document.digest = xxhash.xxh3_64_intdigest(np.ascontiguousarray(document.rows[:, :n_tokens]).data)
+        self._complete(document, n_tokens, next_position, last_position)
+
+    def keep_prefix(self, document: FakeDocument, n_tokens: int) -> None:
+        self._check_document(document)
+        consecutive = document.next_position == document.n_tokens
+        if n_tokens % self.limits.sink_multiple or not 0 <= n_tokens <= document.n_tokens or not consecutive:
+            raise ValueError(f"cannot keep {n_tokens} of a document's {document.n_tokens} tokens")
+        document.rows[:, :, n_tokens:] = 0
+        self._complete(document, n_tokens)
+        document.prefix = n_tokens
+
+    def replay(
+        self,
+        document: FakeDocument,
+        tokens: Sequence[int],
+        sinks: int,
+        first: int,
+        last: int,
+        between_layers: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
+        """Scores by hashing: below 0.5 for a token that `tokens` does not repeat, above for one that it does."""
+        self._check_document(document)
+        if not 0 <= sinks <= first < last <= document.n_tokens:
+            raise ValueError(f"sinks {sinks} and tokens {first} to {last} of a document of {document.n_tokens}")
+        scores = np.empty((self.layout.n_layers, self.layout.n_kv_heads, last - first), np.float32)
+        for layer, out in enumerate(scores):
+            out[:] = self._rows.scores(document.rows, layer, sinks, first, last, set(tokens))
+            if between_layers is not None:
+                between_layers()
+        return torch.from_numpy(scores)
+
+    def question_queries(self, rows: Rows, heads: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Of each token the pattern of its key, so that the document's spans with that token are found."""
+        self._check_document(rows.document)
+        self._check_refed(rows)
+        if self._tails[rows.slot].n_tokens + len(rows.tokens) - rows.refeed > self.limits.tail_tokens:
+            raise ValueError(f"a tail holds at most {self.limits.tail_tokens} tokens")
+        dim = self.layout.head_dim
+        patterns = [[key_pattern(t, layer, head, dim) for t in rows.tokens] for layer, head in heads]
+        queries = torch.from_numpy(np.array(patterns, np.float32).reshape(len(heads), 1, len(rows.tokens), dim))
+        return queries.repeat(1, QUERY_HEADS, 1, 1)
 
     def free_document(self, document: FakeDocument) -> None:
         self._check_document(document)
@@ -154,8 +180,7 @@ class FakeRunner:
         free = next((s for s in range(self.limits.n_slots) if s not in self._tails), None)
         if free is None:
             raise RuntimeError("no free tail slot")
-        shape = (self.layout.n_layers, self.limits.tail_tokens, self._row)
-        self._tails[free] = FakeTail(np.zeros(shape, np.uint8))
+        self._tails[free] = FakeTail(self._rows.empty(self.limits.tail_tokens))
         return free
 
     def free_tail(self, slot: int) -> None:
@@ -171,22 +196,39 @@ class FakeRunner:
         if n_tokens > tail.n_tokens:
             raise ValueError(f"cannot cut a tail of {tail.n_tokens} tokens to {n_tokens}")
         tail.n_tokens = n_tokens
+        tail.fetched = (min(tail.fetched[0], n_tokens), min(tail.fetched[1], n_tokens))
 
     def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
         self._check_thread()
         tail = self._tails[slot]
         if not 0 <= first <= last <= tail.n_tokens:
             raise ValueError(f"tokens {first}..{last} of a tail of {tail.n_tokens}")
-        tail.rows[:, first:last] = _stored_form(tail.rows[:, first:last])
-        return self._encode(tail.rows[:, first:last])
+        tail.rows[:, :, first:last] = stored_form(tail.rows[:, :, first:last])
+        return self._rows.encode(tail.rows[:, :, first:last])
 
-    def import_tail(self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int) -> None:
+    def import_tail(
+        self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int, *, fetched: bool = False
+    ) -> None:
         self._check_thread()
         tail = self._tails[slot]
+        first, last = tail.n_tokens, tail.n_tokens + n_tokens
+        if last > self.limits.tail_tokens:
+            raise ValueError(f"a tail holds at most {self.limits.tail_tokens} tokens")
+        if fetched and tail.n_fetched:
+            raise ValueError("the tail has fetched rows already")
         for layer in range(self.layout.n_layers):
             records = memoryview(b"".join(bytes(block[layer]) for block in blocks))
-            tail.rows[layer, tail.n_tokens : tail.n_tokens + n_tokens] = self._decode(records, n_tokens)
-        tail.n_tokens += n_tokens
+            tail.rows[layer, :, first:last] = self._rows.decode(records, n_tokens)
+        tail.n_tokens = last
+        if fetched:
+            tail.fetched = (first, last)
+
+    def drop_fetched(self, slot: int) -> None:
+        self._check_thread()
+        tail = self._tails[slot]
+        (first, last), n = tail.fetched, tail.n_tokens
+        tail.rows[:, :, first : n - tail.n_fetched] = tail.rows[:, :, last:n].copy()
+        tail.n_tokens, tail.fetched = n - tail.n_fetched, (0, 0)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         self._check_thread()
@@ -194,17 +236,29 @@ class FakeRunner:
         self.forwards.append([len(rows.tokens) for rows in batch])
         return [self._forward_one(rows) for rows in batch]
 
+    def _complete(
+        self, document: FakeDocument, n_tokens: int, next_position: int | None = None, last_position: int | None = None
+    ) -> None:
+        document.loaded = [n_tokens] * self.layout.n_layers
+        document.n_tokens = n_tokens
+        document.next_position = n_tokens if next_position is None else next_position
+        document.last_position = document.next_position - 1 if last_position is None else last_position
+        document.digest = xxhash.xxh3_64_intdigest(
+            np.ascontiguousarray(document.rows[:, :, :n_tokens]).data,
+            seed=xxhash.xxh3_64_intdigest(b"%d %d" % (document.next_position, document.last_position)),
+        )
+
     def _forward_one(self, rows: Rows) -> torch.Tensor:
         self._check_document(rows.document)
+        self._check_refed(rows)
         tail, out = self._tails[rows.slot], []
         document = rows.document or self._no_document
         for i, token in enumerate(rows.tokens):
-            if rows.refeed and i == 0:
-                self._check_refed(document, token)
-            else:
+            refed = rows.refeed and i == 0
+            if not refed:
                 self._append(tail, document, token)
             if i >= rows.logits_from:
-                out.append(self._logits(document, tail, token))
+                out.append(self._logits(document, None if refed else tail, token))
         self._follow_script(tail, rows, out)
         return torch.stack(out) if out else torch.empty(0, self.limits.vocab_size)
 
@@ -217,67 +271,40 @@ class FakeRunner:
         if self.script:
             out[-1][self.script[min(tail.answered, len(self.script) - 1)]] += SCRIPT_LOGIT
 
-    def _check_refed(self, document: FakeDocument, token: int) -> None:
-        if _token_at(document.rows[0, document.n_tokens - 1]) != token:
+    def _check_refed(self, rows: Rows) -> None:
+        document = rows.document
+        if rows.refeed and self._rows.token_of(document.rows, document.n_tokens - 1) != rows.tokens[0]:
             raise ValueError("the re-fed token is not the document's last one")
 
     def _append(self, tail: FakeTail, document: FakeDocument, token: int) -> None:
         if tail.n_tokens >= self.limits.tail_tokens:
             raise ValueError(f"a tail holds at most {self.limits.tail_tokens} tokens")
-        before = tail.rows[0, : tail.n_tokens] if tail.n_tokens else document.rows[0, : document.n_tokens]
-        position = document.n_tokens + tail.n_tokens
-        for layer, row in enumerate(self._rows_of([token], position, _last_chain(before))):
-            tail.rows[layer, tail.n_tokens] = row[0]
+        position = document.next_position + tail.n_tokens - tail.n_fetched
+        made = self._rows.make([token], position, self._seen(tail, document))
+        tail.rows[:, :, tail.n_tokens] = made[:, :, 0]
         tail.n_tokens += 1
 
-    def _logits(self, document: FakeDocument, tail: FakeTail, token: int) -> torch.Tensor:
-        held = np.ascontiguousarray(tail.rows[:, : tail.n_tokens])
-        seed = xxhash.xxh3_64_intdigest(held.data, seed=document.digest) if held.size else document.digest
+    def _seen(self, tail: FakeTail, document: FakeDocument) -> int:
+        """What the next row chains to: the last row, and the fetched ones while they are there."""
+        first, last = tail.fetched
+        before = tail.rows[:, :, last : tail.n_tokens] if tail.n_tokens > last else tail.rows[:, :, :first]
+        if not before.shape[2]:
+            before = document.rows[:, :, : document.n_tokens]
+        chain = self._rows.chain(before)
+        if tail.n_fetched:
+            fetched = np.ascontiguousarray(tail.rows[:, :, first:last])
+            chain = xxhash.xxh3_64_intdigest(fetched.data, seed=chain)
+        return chain
+
+    def _logits(self, document: FakeDocument, tail: FakeTail | None, token: int) -> torch.Tensor:
+        seed = document.digest
+        if tail is not None and tail.n_tokens:
+            held = np.ascontiguousarray(tail.rows[:, :, : tail.n_tokens])
+            seed = xxhash.xxh3_64_intdigest(held.data, seed=seed)
         logits = np.random.Generator(np.random.SFC64(seed)).standard_normal(self.limits.vocab_size, np.float32)
         if token in self.poisoned:
             logits[:] = np.nan
         return torch.from_numpy(logits * 4)
-
-    def _rows_of(self, tokens: Sequence[int], first: int, chain: int) -> list[np.ndarray]:
-        """Raw rows of consecutive tokens per layer; their lowest bit is set, which storing loses."""
-        heads = np.zeros((len(tokens), 16), np.uint8)
-        for i, token in enumerate(tokens):
-            chain = xxhash.xxh3_64_intdigest(int(token).to_bytes(8, "little"), seed=chain)
-            heads[i] = np.array([chain, token | ((first + i) << 32)], "<u8").view(np.uint8)
-        width = -(-self._row // 16)
-        tiled = np.tile(heads, (1, width))[:, : self._row]
-        salt = np.arange(16, self._row)
-        layers = []
-        for layer in range(self.layout.n_layers):
-            rows = tiled.copy()
-            rows[:, 16:] ^= ((salt + 31 * layer + 1) % 256).astype(np.uint8)
-            rows[:, -1] |= 1
-            layers.append(rows)
-        return layers
-
-    def _encode(self, rows: np.ndarray) -> list[list[memoryview]]:
-        step = self.layout.block_tokens
-        return [
-            [memoryview(self._record(layer[first : first + step])) for layer in rows]
-            for first in range(0, rows.shape[1], step)
-        ]
-
-    def _record(self, rows: np.ndarray) -> bytes:
-        edges = np.cumsum(self._part_widths)[:-1]
-        return b"".join(part.tobytes() for part in np.split(rows, edges, axis=1))
-
-    def _decode(self, records: memoryview, n_tokens: int) -> np.ndarray:
-        """Rows of consecutive records. Raises ValueError when their size is not that of `n_tokens`."""
-        if len(records) != n_tokens * self._row:
-            raise ValueError(f"{len(records)} bytes are not {n_tokens} tokens")
-        out, at = np.empty((n_tokens, self._row), np.uint8), 0
-        for first in range(0, n_tokens, self.layout.block_tokens):
-            n, column = min(self.layout.block_tokens, n_tokens - first), 0
-            for width in self._part_widths:
-                part = np.frombuffer(records, np.uint8, n * width, at).reshape(n, width)
-                out[first : first + n, column : column + width] = part
-                at, column = at + n * width, column + width
-        return out
 
     def _check_document(self, document: FakeDocument | None) -> None:
         self._check_thread()
@@ -290,21 +317,6 @@ class FakeRunner:
         self._thread = self._thread or threading.get_ident()
         if threading.get_ident() != self._thread:
             raise RuntimeError("a runner belongs to one thread")
-
-
-def _stored_form(rows: np.ndarray) -> np.ndarray:
-    """What encoding and decoding leaves of raw rows: as with a real codec, not everything."""
-    stored = rows.copy()
-    stored[..., -1] &= 0xFE
-    return stored
-
-
-def _last_chain(rows: np.ndarray) -> int:
-    return int.from_bytes(rows[-1, :CHAIN_NBYTES].tobytes(), "little") if len(rows) else 0
-
-
-def _token_at(row: np.ndarray) -> int:
-    return int.from_bytes(row[CHAIN_NBYTES : CHAIN_NBYTES + 4].tobytes(), "little")
 
 
 class ByteDecoder:
