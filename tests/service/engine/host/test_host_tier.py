@@ -173,7 +173,7 @@ def test_a_damaged_copy_is_found_by_the_canary_and_never_answers(lab, tier):
     lab.build(DOCS[0])
     answer = source(lab, DOCS[0])[1]
     lab.build(DOCS[1])
-    lab.host._context.host_tier._held[DOCS[0]].memory[0][1][50] ^= 0x10
+    lab.host._context.host_tier._held[DOCS[0]].memory[0][1][:, 50] ^= 0x10
     failed = lab.failed(lab.ask(ref=DOCS[0], kv_id=""))
     assert (failed.code, failed.miss_reason) == ("snapshot_miss", "canary")
     lab.build(DOCS[0])
