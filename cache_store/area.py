@@ -1,6 +1,6 @@
 """The directories of a store and what every part of it does with them: lock, reserve, move away.
 
-<root>/snapshots/<owner>/documents/<id>/<fingerprint>/   published
+<root>/snapshots/<owner>/documents/<id>/<fingerprint>/   published (and .../residents/..., .../turns/...)
 <root>/building/<owner>~document~<id>~<fingerprint>/     being built, with a journal beside it
 <root>/quarantine/<the same flat name>/                  damaged, with the reason beside it
 <root>/evicted/<owner>~document~<id>                     tombstones

@@ -1,84 +1,25 @@
 """Builds one snapshot: blocks go to their final place as they come, publishing adds the manifest and renames.
 
 Publish order: shards, fsync, manifest, fsync, rename, fsync. A document's build keeps a journal, so that
-it goes on after a crash; a turn is written in one go and is not worth one.
+it goes on after a crash; a turn or resident rows are written in one go and are not worth one.
 """
 
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from cache_store.area import Area
 from cache_store.disk import read_into, storage_errors
 from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
-from cache_store.fingerprint import Fingerprint, token_digest
 from cache_store.journal import Journal
-from cache_store.keys import EntryName
-from cache_store.layout import KVLayout
 from cache_store.lock import BuildLock
-from cache_store.manifest import (
-    MANIFEST_NAME,
-    Canary,
-    LayoutFields,
-    Manifest,
-    block_table,
-    encode_manifest,
-)
-from cache_store.shards import FORMAT_VERSION, Geometry, Shard, plan_shards
-
-
-@dataclass(frozen=True)
-class BuildSubject:
-    """What is built: the key, everything that must agree later, and the tokens (int32)."""
-
-    name: EntryName
-    fingerprint: Fingerprint
-    layout: KVLayout
-    token_ids: npt.NDArray[np.int32]
-    context_digest: str
-    first_position: int
-
-    def geometry(self) -> Geometry:
-        return plan_shards(self.name, self.layout, len(self.token_ids))
-
-    def line(self) -> bytes:
-        """The journal's first line: a journal with another one is not taken up again."""
-        return msgspec.json.encode(
-            {
-                "format_version": FORMAT_VERSION,
-                "key": self.name.key.text,
-                "fingerprint": asdict(self.fingerprint),
-                "layout": LayoutFields.of(self.layout),
-                "token_digest": token_digest(self.token_ids.tobytes()),
-                "context_digest": self.context_digest,
-                "first_position": self.first_position,
-            }
-        )
-
-    def manifest(self, geometry: Geometry, checksums: bytes, created_at: float, canary: Canary | None) -> Manifest:
-        key, n_tokens = self.name.key, len(self.token_ids)
-        return Manifest(
-            owner_id=key.owner_id,
-            kind=key.kind,
-            id=key.id,
-            fingerprint=asdict(self.fingerprint),
-            layout=LayoutFields.of(self.layout),
-            n_tokens=n_tokens,
-            token_digest=token_digest(self.token_ids.tobytes()),
-            context_digest=self.context_digest,
-            next_position=self.first_position + n_tokens,
-            blocks=block_table(self.layout, n_tokens, self.first_position),
-            shard_nbytes=[shard.nbytes for shard in geometry.shards],
-            checksums=checksums,
-            created_at=created_at,
-            sections={} if canary is None else {"canary": msgspec.Raw(msgspec.json.encode(canary))},
-        )
+from cache_store.manifest import MANIFEST_NAME, Canary, Manifest, encode_manifest
+from cache_store.shards import Shard
+from cache_store.subject import BuildSubject
 
 
 class SnapshotBuilder:
@@ -282,7 +223,7 @@ class SnapshotBuilder:
 
     def _reserved(self, needed: int) -> bool:
         """Under the store's lock: check the budget and put the shards on disk at their full length."""
-        # Giving back what was reserved costs a turn as much as a sync; its manifest is a few KB.
+        # Giving back what was reserved costs a small snapshot as much as a sync; its manifest is a few KB.
         reserved = self._manifest_room if self._is_document else 0
         with self._area.guard():
             if self._area.ledger.shortfall(needed):

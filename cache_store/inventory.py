@@ -1,6 +1,7 @@
 """Lists what a store holds and checks it, for an operator. Changes nothing."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cache_store.area import Area
 from cache_store.disk import names_in, tree_size
@@ -14,8 +15,8 @@ from cache_store.reader import SnapshotReader, read_stored_manifest
 class EntryInfo:
     """One snapshot directory. `state`: `published`, `building` or `quarantined`.
 
-    `reason` is why it was quarantined. `n_tokens`, `kv_type` and `created_at` are those of a readable
-    manifest, else None.
+    `reason` is why it was quarantined. `n_tokens` (of a resident snapshot its rows), `kv_type`, `created_at` and
+    `n_segments` are those of a readable manifest, else None.
     """
 
     name: EntryName
@@ -25,6 +26,7 @@ class EntryInfo:
     kv_type: str | None = None
     created_at: float | None = None
     reason: str | None = None
+    n_segments: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,16 @@ def published(area: Area, key: SnapshotKey | None = None) -> list[EntryName]:
 def entries(area: Area) -> list[EntryInfo]:
     """Everything in the store: published, building, quarantined."""
     found = [_published_entry(area, name) for name in published(area)]
-    for state, directory in (("building", area.building), ("quarantined", area.quarantine)):
-        for flat in names_in(directory):
-            name = parse_flat(flat)
-            if name is None or "." in flat:
-                continue
-            note = read_note(area, name) if state == "quarantined" else None
-            reason = None if note is None else note.reason
-            found.append(EntryInfo(name, state, tree_size(directory / flat)[1], reason=reason))
+    for state, path, name in _set_apart(area):
+        note = read_note(area, name) if state == "quarantined" else None
+        reason = None if note is None else note.reason
+        found.append(EntryInfo(name, state, tree_size(path)[1], reason=reason))
     return found
+
+
+def held_keys(area: Area) -> set[SnapshotKey]:
+    """Keys of which the store holds anything. Under the store's lock nothing moves meanwhile."""
+    return {name.key for name in published(area)} | {name.key for _, _, name in _set_apart(area)}
 
 
 def verify(area: Area, name: EntryName) -> Verdict:
@@ -80,6 +83,17 @@ def verify(area: Area, name: EntryName) -> Verdict:
     except SnapshotMiss as miss:
         return Verdict(name, nbytes, miss.reason, miss.detail)
     return Verdict(name, nbytes)
+
+
+def _set_apart(area: Area) -> list[tuple[str, Path, EntryName]]:
+    """State, directory and name of what is not published."""
+    found: list[tuple[str, Path, EntryName]] = []
+    for state, directory in (("building", area.building), ("quarantined", area.quarantine)):
+        for flat in names_in(directory):
+            name = parse_flat(flat)
+            if name is not None and "." not in flat:
+                found.append((state, directory / flat, name))
+    return found
 
 
 def _named(key: SnapshotKey, digests: list[str]) -> list[EntryName]:
@@ -98,5 +112,12 @@ def _published_entry(area: Area, name: EntryName) -> EntryInfo:
         manifest = read_stored_manifest(area.snapshots, name)
     except CacheStoreError:
         return EntryInfo(name, "published", nbytes)
-    kv_type = str(manifest.layout.kv_type)
-    return EntryInfo(name, "published", nbytes, manifest.n_tokens, kv_type, manifest.created_at)
+    return EntryInfo(
+        name,
+        "published",
+        nbytes,
+        n_tokens=manifest.n_tokens,
+        kv_type=str(manifest.layout.kv_type),
+        created_at=manifest.created_at,
+        n_segments=manifest.segments.n_segments(manifest.n_tokens),
+    )

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-KINDS = ("document", "turn")
+KINDS = ("document", "resident", "turn")
+_SOURCES = {"resident": "document"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SnapshotKey:
-    """Whose snapshot of what: a `document`, or one `turn` of a session. Two owners never share a key.
+    """Whose snapshot of what: a `document`, the `resident` rows of a windowed one (under the same id), or one `turn`
+    of a session. Two owners never share a key.
 
     Raises ValueError for ids other than 1 to 64 letters, digits, ``_`` and ``-``.
     """
@@ -21,7 +23,7 @@ class SnapshotKey:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"a snapshot is of a document or a turn, not of {self.kind!r}")
+            raise ValueError(f"a snapshot is of one of {', '.join(KINDS)}, not of {self.kind!r}")
         for text in (self.owner_id, self.id):
             if not _ID.fullmatch(text):
                 raise ValueError(f"an id is 1 to 64 letters, digits, '_' and '-', not {text[:80]!r}")
@@ -34,6 +36,21 @@ class SnapshotKey:
     @property
     def text(self) -> str:
         return f"{self.owner_id}/{self.kind}/{self.id}"
+
+    def of_kind(self, kind: str) -> "SnapshotKey":
+        """The key of the same owner and id."""
+        return SnapshotKey(self.owner_id, kind, self.id)
+
+    @property
+    def source(self) -> "SnapshotKey | None":
+        """The key of the snapshot whose bytes this one is made from."""
+        kind = _SOURCES.get(self.kind)
+        return None if kind is None else self.of_kind(kind)
+
+    @property
+    def made(self) -> "tuple[SnapshotKey, ...]":
+        """Keys of what is made from this one's bytes and goes with it."""
+        return tuple(self.of_kind(kind) for kind, source in _SOURCES.items() if source == self.kind)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -7,7 +7,7 @@ allocated for them.
 
 import os
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -20,16 +20,14 @@ from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.fingerprint import Fingerprint
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import LAYOUT_VERSION, KVLayout, KVType
+from cache_store.segments import WHOLE, BlockTable, Count, Offset, Segments
 from cache_store.shards import FORMAT_VERSION
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT = 32 << 20
 """Bytes a manifest may have; that of a million tokens of an 80-layer model has 4 MB."""
-SECTIONS = frozenset({"canary"})
+SECTIONS = frozenset({"canary", "resident"})
 """Optional sections this version understands; any other makes the snapshot a miss (`version`)."""
-
-Count = Annotated[int, Meta(ge=1, le=1 << 31)]
-Offset = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,12 +55,21 @@ class LayoutFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return KVLayout(self.n_layers, self.n_kv_heads, self.head_dim, self.kv_type, self.block_tokens)
 
 
-class BlockTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Per block: the position of its first token, its segment, its number of tokens."""
+class SegmentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`Segments` of a document that has several."""
 
-    first_position: list[Offset]
-    segment: list[Offset]
-    n_tokens: list[Count]
+    segment_tokens: Count
+    sink_tokens: Offset
+
+    @classmethod
+    def of(cls, segments: Segments) -> "SegmentFields | None":
+        return cls(segments.segment_tokens, segments.sink_tokens) if segments != WHOLE else None
+
+
+class ResidentRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows picked from a document stand where they stood there; this is where its last token does."""
+
+    last_position: Offset
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -70,7 +77,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     `next_position` is where a question starts. `checksums`: little-endian xxh3-64 of each record, block-major
     ``[n_blocks, n_layers]``. `shard_nbytes`: length of each shard. `page_map`: pages as [first, last) token
-    ranges. `retention`: the parameters of windowed retention.
+    ranges. `retention`: how a document of several segments is cut. For a resident snapshot tokens are rows, and the
+    positions of the block table count rows.
     """
 
     format_version: int = FORMAT_VERSION
@@ -89,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     checksums: bytes
     created_at: float
     page_map: list[tuple[Offset, Offset]] | None = None
-    retention: dict[str, Any] | None = None
+    retention: SegmentFields | None = None
     sections: dict[str, msgspec.Raw] = {}
 
     @property
@@ -115,6 +123,28 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         raw = self.sections.get("canary")
         return None if raw is None else msgspec.json.decode(raw, type=Canary)
 
+    @property
+    def resident_rows(self) -> ResidentRows | None:
+        raw = self.sections.get("resident")
+        return None if raw is None else msgspec.json.decode(raw, type=ResidentRows)
+
+    @property
+    def segments(self) -> Segments:
+        """How the tokens stand; that of a single segment is `WHOLE`. Raises ValueError for what cannot be."""
+        stored = self.retention
+        return WHOLE if stored is None else Segments(stored.segment_tokens, stored.sink_tokens)
+
+    @property
+    def last_position(self) -> int:
+        """Where the last token stands."""
+        rows = self.resident_rows
+        return self.first_position + self.segments.last_position(self.n_tokens) if rows is None else rows.last_position
+
+    @property
+    def content_digest(self) -> str:
+        """Names the very bytes of all records and tokens: what is made from them can say from which."""
+        return xxhash.xxh3_128_hexdigest(self.token_digest.encode() + self.checksums)
+
     def checksum_table(self) -> npt.NDArray[np.uint64]:
         """``[n_blocks, n_layers]``."""
         return np.frombuffer(self.checksums, "<u8").reshape(self.n_blocks, self.layout.n_layers)
@@ -123,13 +153,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     xxh3: str
     body: msgspec.Raw
-
-
-def block_table(layout: KVLayout, n_tokens: int, first_position: int) -> BlockTable:
-    """The table of a snapshot of one segment whose tokens stand at consecutive positions."""
-    lengths = layout.block_lengths(n_tokens)
-    positions = [first_position + i * layout.block_tokens for i in range(len(lengths))]
-    return BlockTable(positions, [0] * len(lengths), lengths)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -165,8 +188,8 @@ def decode_manifest(data: bytes) -> Manifest:
     _check_version(body)
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-        _ = manifest.canary
-    except (msgspec.DecodeError, RecursionError) as error:
+        _ = manifest.canary, manifest.resident_rows, manifest.segments
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise SnapshotMiss(MissReason.CHECKSUM, f"the manifest is not valid: {error}") from None
     _check_counts(manifest)
     return manifest
@@ -179,6 +202,7 @@ def _check_version(body: bytes) -> None:
         version = msgspec.json.decode(fields.get("format_version", b"null"), type=int)
         sections = msgspec.json.decode(fields.get("sections", b"{}"), type=dict[str, msgspec.Raw])
         layout = msgspec.json.decode(fields.get("layout", b"{}"), type=dict[str, msgspec.Raw])
+        retention = msgspec.json.decode(fields.get("retention", b"null"), type=dict[str, msgspec.Raw] | None) or {}
         payload = msgspec.json.decode(fields.get("payload", b"null"), type=str)
     except (msgspec.DecodeError, RecursionError) as error:
         raise SnapshotMiss(MissReason.CHECKSUM, f"the manifest is not valid: {error}") from None
@@ -188,11 +212,13 @@ def _check_version(body: bytes) -> None:
         _refuse(f"another layout of records than {LAYOUT_VERSION}")
     if payload != "blocks":
         _refuse(f"payload {payload!r}")
-    for name in sorted(set(sections) - SECTIONS) + sorted(set(fields) - _FIELDS):
+    unknown = sorted(set(sections) - SECTIONS) + sorted(set(fields) - _FIELDS) + sorted(set(retention) - _RETENTION)
+    for name in unknown:
         _refuse(f"{name!r} is not known")
 
 
 _FIELDS = frozenset(Manifest.__struct_fields__)
+_RETENTION = frozenset(SegmentFields.__struct_fields__)
 
 
 def _refuse(detail: str) -> None:
@@ -210,10 +236,28 @@ def _check_counts(manifest: Manifest) -> None:
         raise SnapshotMiss(MissReason.CHECKSUM, "there is not one checksum per record")
     if table.n_tokens != layout.block_lengths(manifest.n_tokens):
         raise SnapshotMiss(MissReason.CHECKSUM, "the blocks do not add up to the tokens")
-    if table != block_table(layout, manifest.n_tokens, table.first_position[0]):
-        _refuse("segments are not known")
-    if manifest.next_position != table.first_position[0] + manifest.n_tokens:
-        _refuse("a next position that is not the number of tokens before it is not known")
+    _check_positions(manifest, layout)
+
+
+def _check_positions(manifest: Manifest, layout: KVLayout) -> None:
+    """The block table is what the segments give, and so is the next position, but for picked rows."""
+    segments, first, rows = manifest.segments, manifest.first_position, manifest.resident_rows
+    if (rows is not None) != (manifest.kind == "resident"):
+        raise SnapshotMiss(MissReason.CHECKSUM, "resident rows, and only they, have a last position of their own")
+    if segments != segments.of_length(manifest.n_tokens):
+        raise SnapshotMiss(MissReason.CHECKSUM, "a single segment is stored as several")
+    if segments != WHOLE and manifest.kind != "document":
+        _refuse(f"segments of a {manifest.kind} are not known")
+    try:
+        expected = segments.table(layout, manifest.n_tokens, first)
+    except ValueError as error:
+        raise SnapshotMiss(MissReason.CHECKSUM, f"the manifest is not valid: {error}") from None
+    if manifest.blocks != expected:
+        _refuse("blocks that do not stand where their segments say are not known")
+    if rows is None and manifest.next_position != first + segments.next_position(manifest.n_tokens):
+        _refuse("a next position that does not follow from the tokens is not known")
+    if rows is not None and (first or rows.last_position >= manifest.next_position):
+        raise SnapshotMiss(MissReason.CHECKSUM, "the positions of the resident rows cannot be")
 
 
 def check_identity(

@@ -16,6 +16,7 @@ from cache_store.layout import KVLayout
 from cache_store.manifest import MANIFEST_NAME, Canary, Manifest, check_identity, read_manifest
 from cache_store.pieces import Buffers, Order, Piece, Run, Span, layer_spans, plan_spans
 from cache_store.readahead import HeapBuffers, read_ahead, read_inline
+from cache_store.segments import Segments
 from cache_store.shards import TOKEN_NBYTES, Geometry, Shard, plan_shards
 
 _INLINE_NBYTES = 2 << 20
@@ -68,6 +69,21 @@ class SnapshotReader:
     @property
     def n_tokens(self) -> int:
         return self.manifest.n_tokens
+
+    @property
+    def segments(self) -> Segments:
+        """How the tokens stand; `WHOLE` when they are a single segment, whatever it was built with."""
+        return self.manifest.segments
+
+    @property
+    def next_position(self) -> int:
+        """Where the first token behind this stands."""
+        return self.manifest.next_position
+
+    @property
+    def last_position(self) -> int:
+        """Where the last token stands."""
+        return self.manifest.last_position
 
     @property
     def nbytes(self) -> int:

@@ -9,15 +9,18 @@ import numpy as np
 from cache_store import inventory
 from cache_store.area import Area, Removed
 from cache_store.budget import Ledger, free_nbytes
-from cache_store.builder import BuildSubject, SnapshotBuilder
-from cache_store.disk import Disk, names_in, storage_errors
+from cache_store.builder import SnapshotBuilder
+from cache_store.disk import Disk, storage_errors
 from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
 from cache_store.fingerprint import Fingerprint
-from cache_store.keys import EntryName, SnapshotKey, flat_key
+from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVLayout
 from cache_store.lock import BuildLock
 from cache_store.quarantine import QuarantineNote, set_aside
 from cache_store.reader import SnapshotReader, read_stored_manifest
+from cache_store.removal import discard_all
+from cache_store.segments import WHOLE, Segments
+from cache_store.subject import BuildSubject
 from cache_store.sweep import QUARANTINE_S, SweepReport, sweep
 
 
@@ -53,15 +56,17 @@ class SnapshotStore:
         *,
         token_digest: str | None = None,
         context_digest: str = "",
+        segments: Segments | None = None,
     ) -> SnapshotReader:
         """An open, identified snapshot whose records are checked as they are read.
 
         Raises SnapshotMiss with the reason, after a damaged snapshot was quarantined (also later, while it is
-        read). `token_digest` None accepts any tokens.
+        read). `token_digest` None accepts any tokens, `segments` None any segmentation; a document with another one is
+        a miss (`fingerprint`) and stays where it is until a build takes its place.
         """
         name = EntryName(key, fingerprint.digest)
         try:
-            return SnapshotReader(
+            reader = SnapshotReader(
                 self._area.snapshots,
                 name,
                 fingerprint=fingerprint,
@@ -74,6 +79,10 @@ class SnapshotStore:
             if miss.reason is MissReason.ABSENT:
                 raise self._absence(name, fingerprint) from None
             raise
+        if segments is not None and segments.of_length(reader.n_tokens) != reader.segments:
+            reader.close()
+            raise SnapshotMiss(MissReason.FINGERPRINT, "made with other segments")
+        return reader
 
     def begin(
         self,
@@ -84,18 +93,25 @@ class SnapshotStore:
         *,
         context_digest: str = "",
         first_position: int = 0,
+        segments: Segments = WHOLE,
+        next_position: int | None = None,
+        last_position: int | None = None,
     ) -> SnapshotBuilder:
         """A builder holding the one-writer lock; it goes on from a journal of the very same snapshot.
 
-        `first_position` is the position of the first token (a turn's follow others). Raises BuildLocked,
-        BudgetExceeded (with the numbers, nothing written), StorageFailed, ValueError for no or impossible
-        tokens.
+        `first_position` is the position of the first token (a turn's follow others), `segments` how a document is cut.
+        A resident snapshot is one of rows: `token_ids` has one id for each, and `next_position` and `last_position` are
+        given, which follow from the tokens for all others.
+        Raises BuildLocked, BudgetExceeded (with the numbers, nothing written), StorageFailed, ValueError for no or
+        impossible tokens or positions, and for segments that are not whole blocks.
         """
         tokens = np.asarray(token_ids, dtype=np.int64)
         if not tokens.size or tokens.min() < 0 or tokens.max() >= 1 << 31:
             raise ValueError("a snapshot has at least one token, and token ids are 31-bit numbers")
         name = EntryName(key, fingerprint.digest)
-        subject = BuildSubject(name, fingerprint, layout, tokens.astype("<i4"), context_digest, first_position)
+        stored = tokens.astype("<i4")
+        places = (first_position, segments, next_position, last_position)
+        subject = BuildSubject(name, fingerprint, layout, stored, context_digest, *places)
         with storage_errors("locking a snapshot"):
             lock = BuildLock(self._area.lock(name))
         try:
@@ -111,29 +127,23 @@ class SnapshotStore:
             set_aside(self._area, EntryName(key, fingerprint_digest), note)
 
     def delete(self, key: SnapshotKey) -> Removed:
-        """Remove a key's snapshots, builds and quarantined copies; a second call removes nothing.
+        """Remove a key's snapshots, builds and quarantined copies, and those of what was made from them (a document's
+        resident rows); a second call removes nothing.
 
         Open readers keep their bytes. A build that runs meanwhile fails when it publishes.
         """
-        area, prefix = self._area, flat_key(key) + "~"
-        paths = [area.snapshots.joinpath(*key.parts)]
-        for directory in (area.building, area.quarantine):
-            paths += [directory / name for name in names_in(directory) if name.startswith(prefix)]
+        removed = Removed()
         with storage_errors("deleting a snapshot"):
-            removed = Removed()
-            for path in paths:
-                if "." in path.name:
-                    area.disk.remove(path)
-                else:
-                    removed += area.discard(path)
-            area.disk.remove(area.tombstone(key))
+            # What was made from a snapshot never outlives it.
+            for one in (*key.made, key):
+                removed += discard_all(self._area, one)
         return removed
 
     def evict(self, key: SnapshotKey) -> Removed:
         """As `delete`, but a later `open` says `evicted`."""
         removed = self.delete(key)
         with storage_errors("evicting a snapshot"):
-            (self._area.tombstone(key)).touch(mode=0o600)
+            self._area.tombstone(key).touch(mode=0o600)
         return removed
 
     def usage(self) -> int:

@@ -8,8 +8,10 @@ from pathlib import Path
 from cache_store.area import JOURNAL_SUFFIX, Area, Removed
 from cache_store.disk import names_in
 from cache_store.errors import BuildLocked
+from cache_store.inventory import held_keys
 from cache_store.keys import EntryName, parse_flat
 from cache_store.lock import BuildLock
+from cache_store.removal import discard_all
 
 QUARANTINE_S = 7 * 24 * 3600.0
 """How long a damaged snapshot is kept to be looked at."""
@@ -34,6 +36,7 @@ def sweep(area: Area, quarantine_s: float) -> SweepReport:
         if time.time() - path.lstat().st_ctime > quarantine_s:
             area.disk.remove(path.with_suffix(".json"))
             _discard(area, path, report)
+    _sweep_orphans(area, report)
     for name in names_in(area.trash):
         area.disk.remove(area.trash / name)
         report.removed_names.append(name)
@@ -72,6 +75,15 @@ def _sweep_build(area: Area, flat: str, report: SweepReport) -> None:
         _discard(area, directory, report)
     finally:
         lock.release()
+
+
+def _sweep_orphans(area: Area, report: SweepReport) -> None:
+    """What was made from a snapshot goes when nothing of that snapshot is left, in whatever state."""
+    with area.guard():
+        held = held_keys(area)
+    for key in sorted(key for key in held if key.source is not None and key.source not in held):
+        report.removed += discard_all(area, key)
+        report.removed_names.append(key.text)
 
 
 def _sweep_locks(area: Area) -> None:

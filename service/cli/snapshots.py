@@ -16,12 +16,12 @@ def snapshots() -> None:
 @json_option
 @expected_errors
 def list_(as_json: bool) -> None:
-    """List snapshots of documents and turns: published, unfinished and quarantined."""
+    """List snapshots of documents, their resident rows, and turns: published, unfinished and quarantined."""
     rows = [
         _named(entry.name)
         | {
             "state": entry.state, "nbytes": entry.nbytes, "n_tokens": entry.n_tokens, "kv_type": entry.kv_type,
-            "created_at": entry.created_at, "reason": entry.reason,
+            "created_at": entry.created_at, "reason": entry.reason, "n_segments": entry.n_segments,
         }
         for entry in _store().entries()
     ]  # fmt: skip
@@ -29,9 +29,8 @@ def list_(as_json: bool) -> None:
         print_json({"snapshots": rows, "nbytes": sum(row["nbytes"] for row in rows)})
         return
     for row in rows:
-        tokens = "" if row["n_tokens"] is None else f", {row['n_tokens']} tokens, {row['kv_type']}"
         reason = f" ({row['reason']})" if row["reason"] else ""
-        click.echo(f"{row['kind']} {row['id']}: {row['state']}{reason}, {nbytes_text(row['nbytes'])}{tokens}")
+        click.echo(f"{row['kind']} {row['id']}: {row['state']}{reason}, {nbytes_text(row['nbytes'])}{_tokens(row)}")
     err.print(f"{len(rows)} snapshots, {nbytes_text(sum(row['nbytes'] for row in rows))}", style="dim")
 
 
@@ -55,6 +54,15 @@ def verify(as_json: bool) -> None:
     err.print(f"{len(rows)} snapshots checked, {len(damaged)} damaged", style="dim")
     if damaged:
         raise SystemExit(EXIT_FAILURE)
+
+
+def _tokens(row: dict[str, Any]) -> str:
+    """What the manifest says of a snapshot's length, for a line of the list."""
+    if row["n_tokens"] is None:
+        return ""
+    unit = "rows" if row["kind"] == "resident" else "tokens"
+    cut = f" in {row['n_segments']} segments" if row["n_segments"] > 1 else ""
+    return f", {row['n_tokens']} {unit}{cut}, {row['kv_type']}"
 
 
 def _store() -> Any:

@@ -12,6 +12,7 @@ from cache_store.fingerprint import Fingerprint
 from cache_store.keys import SnapshotKey
 from cache_store.layout import KVLayout, KVType
 from cache_store.manifest import Canary, Manifest
+from cache_store.segments import WHOLE, Segments
 from cache_store.store import SnapshotStore
 
 LAYOUT = KVLayout(n_layers=3, n_kv_heads=1, head_dim=32, kv_type=KVType.K8V4, block_tokens=8)
@@ -28,6 +29,9 @@ FINGERPRINT = Fingerprint(
 )
 KEY = SnapshotKey("alice", "document", "doc-1")
 CANARY = Canary((5, 3, 8), (2.5, 1.25, -0.5))
+
+
+RESIDENT_KEY = KEY.of_kind("resident")
 
 
 def token_ids(n_tokens: int, seed: int = 0) -> list[int]:
@@ -50,6 +54,9 @@ class Recipe:
     layout: KVLayout = LAYOUT
     n_tokens: int = 43
     seed: int = 0
+    segments: Segments = WHOLE
+    next_position: int | None = None
+    last_position: int | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -60,7 +67,15 @@ class Recipe:
         return block_records(self.layout, self.n_tokens, self.seed)
 
     def begin(self, store: SnapshotStore) -> SnapshotBuilder:
-        return store.begin(self.key, self.fingerprint, self.layout, self.tokens)
+        return store.begin(
+            self.key,
+            self.fingerprint,
+            self.layout,
+            self.tokens,
+            segments=self.segments,
+            next_position=self.next_position,
+            last_position=self.last_position,
+        )
 
     def build(self, store: SnapshotStore) -> Manifest:
         with self.begin(store) as builder:
@@ -89,6 +104,11 @@ class Recipe:
 
     def directory(self, root: Path) -> Path:
         return root.joinpath("snapshots", *self.key.parts, self.fingerprint.digest)
+
+
+SEGMENTED = Recipe(segments=Segments(16, 3))
+"""43 tokens in segments of 16, 16 and 11, each later one behind 3 sinks."""
+RESIDENT = Recipe(key=RESIDENT_KEY, n_tokens=19, seed=3, next_position=19, last_position=13)
 
 
 class StepDisk(Disk):
