@@ -78,6 +78,31 @@ def behind_document(runner: Runner, ids: list[int], n_document: int, *, singles:
         runner.free_document(document)
 
 
+def behind_stored(runner: Runner, blocks: list[list[memoryview]], ids: list[int], n_document: int) -> Tensor:
+    """As `behind_document`, over blocks that a runner of the same layout stored; what is fed is stored nowhere."""
+    layout, document = runner.layout, runner.new_document(n_document)
+    try:
+        for layer in range(layout.n_layers):
+            records = memoryview(b"".join(block[layer] for block in blocks))
+            runner.load_blocks(document, layer, 0, records, n_document)
+        runner.finish_load(document, n_document)
+        rest = ids[n_document - 1 :]
+        return fed(runner, document, rest, len(rest) // 2)
+    finally:
+        runner.free_document(document)
+
+
+def stored_blocks(runner: Runner, ids: list[int], n_document: int) -> list[list[memoryview]]:
+    """A document's blocks as a runner stores them."""
+    document, chunk = runner.new_document(n_document), runner.limits.chunk_tokens
+    try:
+        parts = [ids[first : min(first + chunk, n_document)] for first in range(0, n_document, chunk)]
+        blocks = [block for part in parts for block in runner.prefill_chunk(document, part)]
+        return [[memoryview(bytes(record)) for record in block] for block in blocks]
+    finally:
+        runner.free_document(document)
+
+
 def without_document(runner: Runner, ids: list[int], n_document: int) -> Tensor:
     """The same positions with everything in a tail: attention over KV that was never stored in blocks."""
     return fed(runner, None, ids, len(ids))[n_document - 1 :]
@@ -126,11 +151,19 @@ def mask_off(runner: Any) -> Iterator[None]:
         backend.prefill = real
 
 
+COPIES = {
+    "GPTQ": ("gpu_gptq.py", 15, ()),
+    "GPTQ (inputs in another order)": ("gpu_gptq.py", 15, ("--act-order",)),
+    "EXL2": ("gpu_exl2_copy.py", 120, ("--bits", "4.0")),
+}
+"""Name -> the script that makes it, the seconds that takes, its options."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=os.environ.get("PREREAD_TEST_MODEL", ""))
     parser.add_argument("--kv-types", default="fp16,k8v8,k8v4,k4v4")
     parser.add_argument("--portable", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--copies", action=argparse.BooleanOptionalAction, default=True, help="quantized copies")
+    parser.add_argument("--copies", default=",".join(COPIES), help="quantized copies to compare; empty for none")
 
 
 class Parity:
@@ -172,7 +205,8 @@ class Parity:
     def run(self, kv_types: list[KVType], *, portable: bool) -> None:
         """Everything that can be compared among these KV types; FP16 is the reference of the others."""
         attempt = self.result.attempt
-        attempt("torch engine, FP32", self.reference)
+        if kv_types:
+            attempt("torch engine, FP32", self.reference)
         for kv_type in kv_types:
             attempt(f"{kv_type}", lambda t=kv_type: self.measure(t))
             self.compared(kv_type)
@@ -197,8 +231,21 @@ class Parity:
         attempt(what, lambda: self.compare(what, "fp16 auto", f"{kv_type} auto", KV_LIMITS[kv_type]))
 
     def portable(self, kv_type: KVType) -> None:
-        self.measure(kv_type, "portable")
-        self.compare(f"portable path against Triton, {kv_type}", f"{kv_type} auto", f"{kv_type} portable", EXACT_LIMIT)
+        """Both paths over the same stored bytes; and, without a limit, each over what it stored itself: two FP16
+        computations round some values of a quantized type to neighbouring codes."""
+        blocks: list[list[memoryview]] = []
+        for backend in ("auto", "portable"):
+            with opened(self.directory, self.want(kv_type, backend)) as open_:
+                blocks = blocks or stored_blocks(open_.runner, self.ids, self.n_document)
+                found = behind_stored(open_.runner, blocks, self.ids, self.n_document)
+                self.found[f"{kv_type} {backend} same bytes"] = found
+                if backend == "portable":
+                    own = behind_document(open_.runner, self.ids, self.n_document)
+                    self.found[f"{kv_type} portable"] = own
+        what = f"portable path against Triton over the same bytes, {kv_type}"
+        self.compare(what, f"{kv_type} auto same bytes", f"{kv_type} portable same bytes", EXACT_LIMIT)
+        what = f"portable path against Triton, each over its own bytes, {kv_type}"
+        self.compare(what, f"{kv_type} auto", f"{kv_type} portable", None)
 
 
 COMPUTE = ("exl2 engine, FP16 weights and arithmetic, FP16 KV, against the torch engine in FP32", "torch", "fp16 auto")
@@ -236,25 +283,18 @@ def copied(script: str, directory: Path, target: Path, *options: str) -> tuple[P
     return target / script.removeprefix("gpu_").removesuffix(".py").removesuffix("_copy"), target / "plain"
 
 
-COPIES = {
-    "GPTQ": ("gpu_gptq.py", 15, ()),
-    "GPTQ (inputs in another order)": ("gpu_gptq.py", 15, ("--act-order",)),
-    "EXL2": ("gpu_exl2_copy.py", 120, ("--bits", "4.0")),
-}
-"""Name -> the script that makes it, the seconds that takes, its options."""
-
-
 def main() -> None:
     arguments = parse(__doc__, add_arguments)
     result = Result("parity", "benchmarks/gpu_parity.py", arguments)
     use_tiny = arguments.dry or not arguments.model
     directory = model_dir(arguments, "small") if use_tiny else Path(arguments.model)
     result.note(f"Model {load_card(directory).source}; the torch engine computes on the processor.")
-    kv_types = [KVType(name) for name in arguments.kv_types.split(",")]
+    kv_types = [KVType(name) for name in arguments.kv_types.split(",") if name]
     Parity(result, directory, arguments).run(kv_types, portable=arguments.portable)
-    if not ON_CARD or not arguments.copies:
+    if not ON_CARD:
         return
-    for i, (name, (script, needs_s, options)) in enumerate(COPIES.items()):
+    wanted = [(name, COPIES[name]) for name in arguments.copies.split(",") if name]
+    for i, (name, (script, needs_s, options)) in enumerate(wanted):
         target = Path(arguments.work) / f"copy-{i}"
         make = functools.partial(copied, script, directory.absolute(), target, *options)
         result.attempt(name, functools.partial(quantized, result, name, make, arguments), needs_s=needs_s)

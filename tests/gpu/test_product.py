@@ -162,7 +162,10 @@ def test_replayed_steps_are_those_of_the_product(exl2, exl2_dir):
     def answer(graphs):
         kept, runner.graphs = runner.graphs, runner.graphs if graphs else None
         slots = [runner.new_tail() for _ in range(3)]
-        found = [torch.cat(runner.forward([Rows(s, None, [s + 3 * i]) for s in slots])) for i in range(4)]
+        found = [
+            torch.cat(runner.forward([Rows(s, None, [7 * place + 3 * i]) for place, s in enumerate(slots)]))
+            for i in range(4)
+        ]
         for slot in slots:
             runner.free_tail(slot)
         runner.graphs = kept
