@@ -124,11 +124,10 @@ class KeyIndex:
 def combined(masses: Iterable[Tensor]) -> Tensor:
     """One figure per span, ``[n_spans]``, from each head's probabilities ``[heads per KV head, rows, n_spans]``.
 
-    The largest over a question's rows, since one word of it may be the one that finds the place; the mean over the
-    heads, since each of them errs in its own way.
+    The mean over everything: of the rows, because the largest of many is often one stray word's (docs/recall.md), and
+    of the heads, because each of them errs in its own way.
     """
-    figures = [of_head.amax(1).mean(0) for of_head in masses]
-    return torch.stack(figures).mean(0)
+    return torch.stack([of_head.mean((0, 1)) for of_head in masses]).mean(0)
 
 
 def _span_logs(scores: Tensor, span_tokens: int) -> Tensor:
