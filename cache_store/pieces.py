@@ -4,7 +4,8 @@ The store knows nothing of devices: memory that a card can copy from comes throu
 it is free again.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -90,6 +91,29 @@ def layer_spans(geometry: Geometry, layer: int) -> list[Span]:
     return [_whole_layers(shard, layer, 1) for shard in shards]
 
 
+def block_spans(geometry: Geometry, blocks: Iterable[int]) -> list[Span]:
+    """All layers of some blocks and nothing else: a span for each layer and row of neighbours in a shard."""
+    wanted = sorted(set(blocks))
+    spans: list[Span] = []
+    for shard in geometry.shards:
+        rows = _rows_of(wanted[bisect_left(wanted, shard.first_block) : bisect_left(wanted, shard.end_block)])
+        for layer in range(shard.first_layer, shard.first_layer + shard.n_layers) if rows else ():
+            spans += [_neighbours(geometry, shard, layer, first, n) for first, n in rows]
+    return spans
+
+
+def _rows_of(blocks: list[int]) -> list[tuple[int, int]]:
+    """First block and number of blocks of each row of neighbours."""
+    rows: list[tuple[int, int]] = []
+    for block in blocks:
+        first, n = rows[-1] if rows else (block, 0)
+        if block == first + n:
+            rows[-1:] = [(first, n + 1)]
+        else:
+            rows.append((block, 1))
+    return rows
+
+
 def _spans_of(geometry: Geometry, shard: Shard, piece_nbytes: int) -> Iterator[Span]:
     # By the largest shard, so that the last one, which is smaller, is cut at the same layers.
     together = max(1, piece_nbytes // geometry.shards[0].layer_nbytes)
@@ -106,10 +130,14 @@ def _whole_layers(shard: Shard, layer: int, n: int) -> Span:
 
 
 def _parts_of_layer(geometry: Geometry, shard: Shard, layer: int, piece_nbytes: int) -> Iterator[Span]:
-    layout = geometry.layout
-    together = max(1, piece_nbytes // layout.record_nbytes(layout.block_tokens))
-    end = shard.first_block + shard.n_blocks
+    together = max(1, piece_nbytes // geometry.layout.record_nbytes(geometry.layout.block_tokens))
+    end = shard.end_block
     for block in range(shard.first_block, end, together):
-        n = min(together, end - block)
-        nbytes = sum(layout.record_nbytes(geometry.block_length(b)) for b in range(block, block + n))
-        yield Span(shard, layer, 1, block, n, geometry.record_offset(shard, block, layer), nbytes)
+        yield _neighbours(geometry, shard, layer, block, min(together, end - block))
+
+
+def _neighbours(geometry: Geometry, shard: Shard, layer: int, first_block: int, n: int) -> Span:
+    """The records of `n` blocks from `first_block` on in one layer."""
+    lengths = map(geometry.block_length, range(first_block, first_block + n))
+    nbytes = sum(map(geometry.layout.record_nbytes, lengths))
+    return Span(shard, layer, 1, first_block, n, geometry.record_offset(shard, first_block, layer), nbytes)

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,8 @@ from cache_store.fingerprint import Fingerprint, token_digest
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout
 from cache_store.manifest import MANIFEST_NAME, Canary, Manifest, check_identity, read_manifest
-from cache_store.pieces import Buffers, Order, Piece, Run, Span, layer_spans, plan_spans
-from cache_store.readahead import HeapBuffers, read_ahead, read_inline
+from cache_store.pieces import Buffers, Order, Piece, Run, Span, block_spans, layer_spans, plan_spans
+from cache_store.readahead import HeapBuffers, read_ahead, read_inline, read_together
 from cache_store.segments import Segments
 from cache_store.shards import TOKEN_NBYTES, Geometry, Shard, plan_shards
 
@@ -119,6 +119,29 @@ class SnapshotReader:
         """All records of one layer, in order of their tokens."""
         spans = layer_spans(self._geometry, layer)
         return [run for piece in self._watched(read_inline(spans, self._read, self._buffers)) for run in piece.runs]
+
+    def read_blocks(self, blocks: Sequence[int]) -> list[list[memoryview]]:
+        """The records of some blocks, for ``blocks[i]`` of all layers as ``[i][layer]``; nothing else is read.
+
+        They lie in one piece of memory, which is there as long as one of them is referred to. Several threads may ask
+        at once. Raises SnapshotMiss, and ValueError for a block that is none.
+        """
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self._geometry.n_blocks:
+            raise ValueError(f"blocks {min(blocks)} to {max(blocks)} are not all among {self._geometry.n_blocks}")
+        try:
+            runs = read_together(block_spans(self._geometry, blocks), self._read)
+        except (OSError, SnapshotMiss) as error:
+            raise self._damage(error) from None
+        found: dict[int, list[memoryview]] = {block: [] for block in blocks}
+        for _, first_token, records, n_tokens in sorted(runs, key=lambda run: run[0]):
+            at = 0
+            for block, length in enumerate(
+                self.layout.block_lengths(n_tokens), first_token // self.layout.block_tokens
+            ):
+                nbytes = self.layout.record_nbytes(length)
+                found[block].append(records[at : at + nbytes])
+                at += nbytes
+        return [found[block] for block in blocks]
 
     def verify_all(self) -> None:
         """Read and check every record. Raises SnapshotMiss."""

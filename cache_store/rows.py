@@ -15,6 +15,8 @@ from cache_store.layout import KVLayout
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[Any]
 
+_JOINED_NBYTES = 1 << 20
+
 
 def take_rows(
     records: memoryview | Sequence[memoryview], n_tokens: int, layout: KVLayout, rows: npt.NDArray[np.integer[Any]]
@@ -61,7 +63,7 @@ def _blocks(
     """Runs of blocks of one length: first and last token, parts ``[n_blocks, n_kv_heads, length]`` of rows."""
     pieces = cast("Sequence[memoryview]", [records] if isinstance(records, memoryview) else records)
     whole, at = layout.block_tokens, 0
-    for piece in pieces:
+    for piece in _joined(pieces):
         data: npt.NDArray[np.uint8] = np.frombuffer(piece, np.uint8)
         n_blocks = min(len(data) // layout.record_nbytes(whole), (n_tokens - at) // whole)
         nbytes, length = n_blocks * layout.record_nbytes(whole), n_blocks * whole
@@ -76,6 +78,16 @@ def _blocks(
             at = n_tokens
     if at != n_tokens:
         raise ValueError(f"the records hold {at} of {n_tokens} tokens")
+
+
+def _joined(pieces: Sequence[memoryview]) -> Iterator[memoryview]:
+    """The same bytes without small pieces: to look for rows in one costs more than to copy it."""
+    small: list[memoryview] = []
+    for i, piece in enumerate(pieces, 1):
+        small.append(piece)
+        if i == len(pieces) or sum(one.nbytes for one in small) >= _JOINED_NBYTES:
+            yield small[0] if len(small) == 1 else memoryview(b"".join(small))
+            small = []
 
 
 def _parts(data: npt.NDArray[np.uint8], n_blocks: int, length: int, layout: KVLayout) -> list[Bytes]:

@@ -40,6 +40,11 @@ class Shard:
         return f"shard-{self.index:04d}.safetensors"
 
     @property
+    def end_block(self) -> int:
+        """The block after the last one."""
+        return self.first_block + self.n_blocks
+
+    @property
     def tokens_offset(self) -> int:
         return len(self.header)
 
@@ -76,7 +81,7 @@ class Geometry:
         return min(self.layout.block_tokens, self.n_tokens - block * self.layout.block_tokens)
 
     def shards_of(self, block: int) -> list[Shard]:
-        return [s for s in self.shards if s.first_block <= block < s.first_block + s.n_blocks]
+        return [s for s in self.shards if s.first_block <= block < s.end_block]
 
     def record_offset(self, shard: Shard, block: int, layer: int) -> int:
         """File offset of the record of a block and a layer within its shard."""

@@ -11,10 +11,11 @@ from pathlib import Path
 from cache_store.errors import BudgetExceeded, BuildLocked, MissReason, SnapshotMiss
 from cache_store.keys import SnapshotKey
 from cache_store.store import SnapshotStore
-from tests.cache_store.recipes import FINGERPRINT, KEY, Recipe, StepDisk
+from tests.cache_store.recipes import FINGERPRINT, KEY, RESIDENT, Recipe, StepDisk
 
 DOCUMENT = Recipe(n_tokens=12)
 TURN = replace(DOCUMENT, key=SnapshotKey("alice", "turn", "turn-1"))
+ROWS = replace(RESIDENT, n_tokens=12)
 CHANGED = replace(DOCUMENT, seed=7)
 
 
@@ -25,9 +26,10 @@ def killed_builds(root: Path, recipe: Recipe, prepare: Callable[[SnapshotStore],
 
 def killed_deletions(root: Path) -> None:
     def prepare(store: SnapshotStore) -> None:
-        DOCUMENT.build(store)
-        store.quarantine(KEY, FINGERPRINT.digest, MissReason.CANARY, "x")
-        DOCUMENT.build(store)
+        for recipe in (DOCUMENT, ROWS):
+            recipe.build(store)
+            store.quarantine(recipe.key, FINGERPRINT.digest, MissReason.CANARY, "x")
+            recipe.build(store)
 
     killed_at_every_step(root, prepare, lambda store: store.delete(KEY))
 
@@ -120,6 +122,8 @@ def main(what: str, root: Path, *rest: str) -> None:
         killed_builds(root, DOCUMENT, lambda store: None)
     elif what == "turn":
         killed_builds(root, TURN, lambda store: None)
+    elif what == "resident":
+        killed_builds(root, ROWS, DOCUMENT.build)
     elif what == "replacement":
         killed_builds(root, CHANGED, DOCUMENT.build)
     elif what == "deletion":

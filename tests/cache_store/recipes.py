@@ -57,6 +57,7 @@ class Recipe:
     segments: Segments = WHOLE
     next_position: int | None = None
     last_position: int | None = None
+    context_digest: str = ""
 
     @property
     def tokens(self) -> list[int]:
@@ -72,6 +73,7 @@ class Recipe:
             self.fingerprint,
             self.layout,
             self.tokens,
+            context_digest=self.context_digest,
             segments=self.segments,
             next_position=self.next_position,
             last_position=self.last_position,
@@ -85,7 +87,7 @@ class Recipe:
 
     def read(self, store: SnapshotStore) -> list[list[bytes]]:
         """All records as ``[block][layer]``, read through the reader."""
-        with store.open(self.key, self.fingerprint, self.layout) as reader:
+        with store.open(self.key, self.fingerprint, self.layout, context_digest=self.context_digest) as reader:
             assert reader.token_ids.tolist() == self.tokens
             runs = [(layer, first, bytes(records), n) for layer, first, records, n in reader.layers()]
         return self.unpacked(runs)
@@ -108,7 +110,8 @@ class Recipe:
 
 SEGMENTED = Recipe(segments=Segments(16, 3))
 """43 tokens in segments of 16, 16 and 11, each later one behind 3 sinks."""
-RESIDENT = Recipe(key=RESIDENT_KEY, n_tokens=19, seed=3, next_position=19, last_position=13)
+RESIDENT = Recipe(key=RESIDENT_KEY, n_tokens=19, seed=3, next_position=19, last_position=13, context_digest="c")
+"""Rows picked from it."""
 
 
 class StepDisk(Disk):

@@ -11,7 +11,7 @@ import pytest
 
 from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.store import SnapshotStore
-from tests.cache_store.processes import CHANGED, DOCUMENT, TURN
+from tests.cache_store.processes import CHANGED, DOCUMENT, ROWS, TURN
 from tests.cache_store.recipes import FINGERPRINT, KEY, Recipe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -47,6 +47,10 @@ def found(store: SnapshotStore, recipe: Recipe) -> bool:
     return True
 
 
+def published_rows(store: SnapshotStore) -> bool:
+    return any(e.name.key == ROWS.key and e.state == "published" for e in store.entries())
+
+
 def expect_tidy(store: SnapshotStore, root: Path) -> None:
     report = store.sweep()
     for name in ("building", "locks", "trash"):
@@ -55,7 +59,7 @@ def expect_tidy(store: SnapshotStore, root: Path) -> None:
     assert report.used_nbytes == sum(entry.nbytes for entry in store.entries())
 
 
-@pytest.mark.parametrize(("what", "recipe"), [("document", DOCUMENT), ("turn", TURN)])
+@pytest.mark.parametrize(("what", "recipe"), [("document", DOCUMENT), ("turn", TURN), ("resident", ROWS)])
 @pytest.mark.parametrize("sweep_first", [True, False])
 def test_killed_while_building(what: str, recipe: Recipe, sweep_first: bool, tmp_path: Path) -> None:
     outcomes: list[tuple[bool, int]] = []
@@ -75,7 +79,7 @@ def test_killed_while_building(what: str, recipe: Recipe, sweep_first: bool, tmp
                 builder.publish()
         assert found(store, recipe)
         expect_tidy(store, root)
-    # The later the kill, the more is kept of a document; of a turn nothing needs to be.
+    # The later the kill, the more is kept of a document; of a turn or of resident rows nothing needs to be.
     done = [n for _, n in outcomes]
     assert done == sorted(done)
     assert done[-1] == (2 if what == "document" else 0)
@@ -101,6 +105,7 @@ def test_killed_while_removing(what: str, tmp_path: Path) -> None:
     for root in each_crash(what, tmp_path):
         store = SnapshotStore(root)
         whole = found(store, DOCUMENT)
+        assert whole or not published_rows(store), "what was made from a document never outlives it"
         expect_tidy(store, root)
         assert found(store, DOCUMENT) == whole
         DOCUMENT.build(store)

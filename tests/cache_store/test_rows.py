@@ -50,7 +50,9 @@ def test_rows_decode_to_the_picked_tokens(data: st.DataObject, kv_type: KVType, 
     else:
         of_head = rows = np.array(data.draw(st.lists(place, min_size=n * heads, max_size=n * heads)), np.int64)
         of_head = rows = rows.reshape(heads, n)
-    taken = take_rows(cut(data, records), n_tokens, layout, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cache_store.rows._JOINED_NBYTES", data.draw(st.sampled_from([0, 5000, 1 << 20])))
+        taken = take_rows(cut(data, records), n_tokens, layout, rows)
     assert [r.nbytes for r in taken] == [layout.record_nbytes(length) for length in layout.block_lengths(n)]
     source, found = decoded(records, n_tokens, layout), decoded(taken, n, layout)
     for head in range(heads):
@@ -117,6 +119,6 @@ def test_rows_and_sizes_that_do_not_fit(rows: np.ndarray, n_tokens: int, match: 
 def test_missing_records_are_found() -> None:
     layout = layout_of(KVType.K8V4)
     records = encoded(layout, 20)
-    for wrong in (records[:2], records[1:], [], [*records, records[0]], records[::-1]):
+    for wrong in (records[:2], records[1:], [], [*records, records[0]]):
         with pytest.raises(ValueError, match="records"):
             take_rows(wrong, 20, layout, np.array([0]))
