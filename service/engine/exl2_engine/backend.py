@@ -12,13 +12,16 @@ from typing import Protocol
 from torch import Tensor
 
 from cache_store.layout import KVLayout
+from service.engine.exl2_engine.prefill_attention import PrefillAttention
 from service.engine.exl2_engine.step import Step
 
 
 class KVBackend(Protocol):
-    """Work on the KV of one layer. `layout` and the device are fixed when a backend is made."""
+    """Work on the KV of one layer. `layout` and the device are fixed when a backend is made. `prefill_attention` is
+    what `prefill` does, for keys and values from elsewhere."""
 
     layout: KVLayout
+    prefill_attention: PrefillAttention
 
     def rope_and_rotate(self, x: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float) -> Tensor:
         """Queries or keys ``[rows, heads, head_dim]`` after RoPE (rotate-half, angles in FP32, cos and sin times

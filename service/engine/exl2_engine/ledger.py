@@ -15,7 +15,7 @@ from service.engine.exl2_engine.scratch import (
     exllama_scratch,
     logits_work,
     past_piece,
-    prefill_work,
+    replay_work,
     rope_table,
     step_work,
 )
@@ -48,8 +48,8 @@ class Sizes:
 
     `pool_nbytes`: most that documents may take; None is all that is left. `chunk_tokens`: of document prefill, also
     exllamav2's `max_input_len`. `rope_rows`: length of exllamav2's own RoPE tables. `piece_tokens`: of the past decoded
-    at a time in prefill. `max_dq_elements`: exllamav2's `max_dq_size`. `logit_rows`: most rows whose logits one forward
-    gives. `graph_rows`: rows of the captured decode steps, each captured for `graph_contexts` lengths.
+    at a time in prefill. `replay_scores`: scores of a repetition at a time. `max_dq_elements`: exllamav2's
+    `max_dq_size`. `logit_rows`: most rows whose logits one forward gives. `graph_rows`: rows of the captured decode steps, each captured for `graph_contexts` lengths.
     """
 
     max_context: int
@@ -59,6 +59,7 @@ class Sizes:
     chunk_tokens: int = 2048
     rope_rows: int = 2048
     piece_tokens: int = 16384
+    replay_scores: int = 1 << 25
     max_dq_elements: int = 512 * MIB
     logit_rows: int = 256
     graph_rows: tuple[int, ...] = (1, 2, 4, 8)
@@ -170,7 +171,7 @@ def _load_lines(shape: Shape, footprint: Footprint, sizes: Sizes) -> list[Line]:
 def _work_lines(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Sizes) -> list[Line]:
     quantized, n_graphs = footprint.quantized, len(sizes.graph_rows) * sizes.graph_contexts
     scratch = layout.record_nbytes(layout.block_tokens) * layout.n_blocks(sizes.tail_tokens)
-    prefill = prefill_work(shape, quantized, sizes.chunk_tokens)
+    prefill = replay_work(shape, quantized, sizes.chunk_tokens, sizes.replay_scores, layout.block_tokens)
     question = step_work(shape, quantized, sizes.tail_tokens, TAIL_PARTS + 2) + logits_work(shape, sizes.logit_rows)
     widest = max((*sizes.graph_rows, 1))
     captured = step_work(shape, quantized, widest, TAIL_PARTS + DOCUMENT_PARTS) if n_graphs else 0

@@ -19,6 +19,7 @@ from service.engine.exl2_engine.ledger import RESERVE_NBYTES, CardMemory, Ledger
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, block_nbytes
 from service.engine.exl2_engine.prefill_attention import PIECE_TOKENS
+from service.engine.exl2_engine.replay import SCORES
 from service.engine.exl2_engine.runner import CHUNK_TOKENS, HEAD_ROWS, Exl2Runner
 from service.engine.exl2_engine.tails import Tails
 from service.engine.exl2_engine.warming import warm_up
@@ -154,6 +155,7 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -
         graph_rows=tuple(bounds(ROWS, options.max_rows)) if options.graphs else (),
         graph_contexts=len(CONTEXTS) + 1,
         piece_tokens=PIECE_TOKENS,
+        replay_scores=SCORES,
         logit_rows=HEAD_ROWS,
         pool_nbytes=options.pool_nbytes,
         reserve_nbytes=options.reserve_nbytes,

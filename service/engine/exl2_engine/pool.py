@@ -14,7 +14,11 @@ class PoolExhausted(MemoryError):
 
 
 class Document:
-    """Blocks of one document, in order. `blocks` is int32 on the device. `n_tokens` of `capacity` tokens are there."""
+    """Blocks of one document, in order. `blocks` is int32 on the device. `n_tokens` of `capacity` tokens are there.
+
+    `positions`: (next, last) of `service.engine.protocol.Resident`, None for tokens at consecutive positions from 0.
+    `prefix`: tokens that later segments share (`Exl2Runner.keep_prefix`); chunk boundaries count from behind them.
+    """
 
     def __init__(self, block_ids: list[int], capacity: int, nbytes: int, device: torch.device) -> None:
         self.block_ids = block_ids
@@ -22,10 +26,23 @@ class Document:
         self.capacity = capacity
         self.nbytes = nbytes
         self.n_tokens = 0
+        self.positions: tuple[int, int] | None = None
+        self.prefix = 0
 
     @property
-    def complete(self) -> bool:
-        return self.n_tokens == self.capacity
+    def next_position(self) -> int:
+        return self.positions[0] if self.positions else self.n_tokens
+
+    @property
+    def last_position(self) -> int:
+        return self.positions[1] if self.positions else self.n_tokens - 1
+
+    def grow(self, n_tokens: int) -> None:
+        """Count `n_tokens` more tokens, written by the caller at the positions from `next_position` on."""
+        after = self.next_position + n_tokens
+        self.n_tokens += n_tokens
+        if self.positions:
+            self.positions = after, after - 1
 
 
 class BlockPool:
@@ -73,7 +90,8 @@ class BlockPool:
         self._free.extend(document.block_ids)
         document.block_ids = []
         document.blocks = document.blocks[:0]
-        document.n_tokens = document.capacity = document.nbytes = 0
+        document.n_tokens = document.capacity = document.nbytes = document.prefix = 0
+        document.positions = None
 
     def wipe(self, blocks: Tensor) -> None:
         """Zero `blocks` in every layer, so that nothing unusable stays where partial blocks leave bytes unwritten."""

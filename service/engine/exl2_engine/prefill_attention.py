@@ -5,7 +5,7 @@ torch's fused kernels, and the results are merged by their log-sum-exp. Over the
 rows of one matrix ``[group * n, head_dim]``, so that keys and values are never repeated.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,7 +75,7 @@ class PrefillAttention:
         self, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, blocks: Tensor, n_past: int, scale: float
     ) -> Tensor:
         """As `KVBackend.prefill`."""
-        method = self.method or sdpa.best(q.device, q.dtype, q.shape[2])
+        method = self._method(q)
         heads_first = q.transpose(0, 1).contiguous()
         merged = own(method, heads_first, k, v, scale)
         waiting: Partial | None = None
@@ -85,6 +85,26 @@ class PrefillAttention:
             past_k, past_v = self._decoded(pool, blocks, first, length, q)
             waiting = past(method, heads_first, past_k, past_v, scale)
         return self.merger.finish(merged, waiting, q.dtype)
+
+    def over(
+        self, q: Tensor, k: Tensor, v: Tensor, before: Sequence[tuple[Tensor, Tensor]], scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of rows as in `__call__` to their own keys and values and to all of the decoded ones `before`, each
+        ``[n_kv_heads, tokens, head_dim]``. Gives the output of `__call__` and the log-sum-exp of all scores, FP32
+        ``[n_kv_heads, group, n]``."""
+        method = Method.FLASH if self._method(q) is Method.CUDNN else self._method(q)  # lengths vary: see `_for_shape`
+        heads_first = q.transpose(0, 1).contiguous()
+        merged = own(method, heads_first, k, v, scale)
+        waiting: Partial | None = None
+        for past_k, past_v in before:
+            if waiting is not None:
+                merged = self.merger.merge(merged, waiting)
+            waiting = past(method, heads_first, past_k, past_v, scale)
+        lse = merged.lse if waiting is None else torch.logaddexp(merged.lse, waiting.lse)
+        return self.merger.finish(merged, waiting, q.dtype), lse
+
+    def _method(self, q: Tensor) -> Method:
+        return self.method or sdpa.best(q.device, q.dtype, q.shape[2])
 
     def _decoded(self, pool: Tensor, blocks: Tensor, first: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
         shape = (2, self.layout.n_kv_heads, length, self.layout.head_dim)

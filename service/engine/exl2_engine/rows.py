@@ -65,9 +65,11 @@ def _add(plan: RowPlan, rows: Rows, tails: Tails) -> None:
     n, refeed = len(rows.tokens), int(rows.refeed)
     tails.check_room(rows.slot, n - refeed)
     length, first = tails.length(rows.slot), plan.n_rows
-    start = (rows.document.n_tokens if rows.document else 0) + length - refeed
+    document: Document | None = rows.document
+    after, last = (document.next_position, document.last_position) if document else (0, -1)
+    start = after + tails.own_length(rows.slot)
     plan.ids.extend(rows.tokens)
-    plan.positions.extend(range(start, start + n))
+    plan.positions.extend([last] * refeed + list(range(start, start + n - refeed)))
     plan.slots.extend([rows.slot] * n)
     # The re-fed token's key is the document's: it has none in the tail, and comes before all that are there.
     plan.tail_at.extend([-1] * refeed + list(range(length, length + n - refeed)))

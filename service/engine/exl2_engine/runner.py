@@ -21,11 +21,12 @@ from service.engine.exl2_engine.host_memory import HostMemory
 from service.engine.exl2_engine.ledger import Ledger
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, Document
-from service.engine.exl2_engine.records import as_tensor
-from service.engine.exl2_engine.records import unpack as unpack_records
+from service.engine.exl2_engine.projections import rotated_qkv
+from service.engine.exl2_engine.replay import Replay, Sight
 from service.engine.exl2_engine.restore import BlockLoader
 from service.engine.exl2_engine.rows import PackedStep, RowPlan, StepShape, pack, plan_rows, unpack
 from service.engine.exl2_engine.step import Step
+from service.engine.exl2_engine.tail_records import TailRecords
 from service.engine.exl2_engine.tails import Tails
 from service.engine.models.card import ModelCard, fingerprint
 from service.engine.protocol import Rows, RunnerLimits
@@ -59,7 +60,14 @@ class Exl2Runner:
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
         self.layout = pool.layout
         self.fingerprint = fingerprint(card, kv_type, self.compute_dtype, ENGINE_VERSION, chunk_tokens)
-        self.limits = RunnerLimits(card.max_context, chunk_tokens, tails.n_slots, tails.capacity, card.vocab_size)
+        self.limits = RunnerLimits(
+            card.max_context,
+            chunk_tokens,
+            tails.n_slots,
+            tails.capacity,
+            card.vocab_size,
+            sink_multiple=self.layout.block_tokens,
+        )
         self.pool = pool
         self._model = model
         self._document_model: DecoderModel = getattr(model, "for_documents", model)
@@ -69,8 +77,8 @@ class Exl2Runner:
         self._on_card = model.device.type == "cuda"
         self._exports = torch.cuda.Stream(model.device) if self._on_card else None
         self._loader = BlockLoader(pool.layers, pool.layout, CopyStream(model.device))
+        self._tail_records = TailRecords(tails, backend, model.device, self._exports)
         self._fused_append = getattr(backend, "fused_append", None)
-        self._scratch: Tensor | None = None
         self.graphs: DecodeGraphs | None = None
         self.ledger: Ledger | None = None
         self.host_copies: BlockCopies | None = None
@@ -125,7 +133,7 @@ class Exl2Runner:
         """Raises ValueError when the chunk starts off a chunk boundary, does not fit the document, or gives KV that
         cannot be stored."""
         n, past = len(tokens), document.n_tokens
-        if past % self.limits.chunk_tokens or not 0 < n <= self.limits.chunk_tokens:
+        if (past - document.prefix) % self.limits.chunk_tokens or not 0 < n <= self.limits.chunk_tokens:
             raise ValueError(f"a chunk of {n} tokens cannot follow {past} tokens")
         if past + n > document.capacity:
             raise ValueError(f"{n} more tokens do not fit a document of {document.capacity}")
@@ -137,7 +145,7 @@ class Exl2Runner:
         except BaseException:
             self.pool.wipe(own)
             raise
-        document.n_tokens += n
+        document.grow(n)
         return records
 
     def _prefill(
@@ -145,10 +153,11 @@ class Exl2Runner:
     ) -> Export:
         model, backend, past, n = self._document_model, self.backend, document.n_tokens, len(tokens)
         export, pace = Export(self.layout, n, self._device, self._exports), Pace(self._device)
-        positions = torch.arange(past, past + n, dtype=torch.int32, device=self._device)
+        start = document.next_position
+        positions = torch.arange(start, start + n, dtype=torch.int32, device=self._device)
         x = model.embed(self._to_device(torch.tensor(tokens, dtype=torch.int32)))
         for layer, pool in enumerate(self.pool.layers):
-            q, k, v = self._rotated_qkv(model, layer, x, positions)
+            q, k, v = rotated_qkv(model, backend, layer, x, positions)
             backend.encode(k, v, pool, own)
             export.add(layer, pool, own)
             if layer == model.n_layers - 1:
@@ -172,9 +181,41 @@ class Exl2Runner:
             raise ValueError(f"{n_tokens} tokens at {first_token} are not blocks of a document of {document.capacity}")
         self._loader.load(document.block_ids, layer, first_token, records, n_tokens)
 
-    def finish_load(self, document: Document, n_tokens: int) -> None:
+    def finish_load(
+        self, document: Document, n_tokens: int, *, next_position: int | None = None, last_position: int | None = None
+    ) -> None:
+        """Without positions they are those of consecutive tokens, or those that came with a copy from host memory."""
         self._loader.end()
         document.n_tokens = n_tokens
+        if next_position is not None:
+            document.positions = next_position, next_position - 1 if last_position is None else last_position
+
+    @torch.inference_mode()
+    def keep_prefix(self, document: Document, n_tokens: int) -> None:
+        """The blocks behind are zeroed for the tokens to come. Raises ValueError when `n_tokens` are no whole blocks,
+        or more than there are."""
+        if n_tokens % self.limits.sink_multiple or not 0 <= n_tokens <= document.n_tokens:
+            raise ValueError(f"the first {n_tokens} tokens of {document.n_tokens} cannot be kept")
+        self.pool.wipe(document.blocks[n_tokens // self.layout.block_tokens :])
+        document.n_tokens = document.prefix = n_tokens
+        document.positions = None
+
+    @torch.inference_mode()
+    def replay(
+        self,
+        document: Document,
+        tokens: Sequence[int],
+        sinks: int,
+        first: int,
+        last: int,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """`tokens` of at most a chunk are computed at once and are in the memory plan, more of them slice by slice.
+        Raises ValueError for tokens that the document does not have."""
+        sight = Sight.of(document, sinks, first, last)
+        run = Replay(self._document_model, self.backend, sight, self.limits.chunk_tokens)
+        ids = self._to_device(torch.tensor(tokens, dtype=torch.int32))
+        return run(self.pool.layers, document, ids, between_layers)
 
     def new_tail(self) -> int:
         return self._tails.take()
@@ -191,37 +232,34 @@ class Exl2Runner:
     @torch.inference_mode()
     def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
         """Raises ValueError when the tail has no such tokens, or their KV cannot be stored."""
-        if not 0 <= first < last <= self._tails.length(slot):
-            raise ValueError(f"tokens {first} to {last} are not in a tail of {self._tails.length(slot)}")
-        n, backend = last - first, self.backend
-        pool, blocks = self._scratch_blocks(n)
-        export = Export(self.layout, n, self._device, self._exports)
-        for layer in range(self.layout.n_layers):
-            k, v = self._tails.tokens(layer, slot, first, last)
-            backend.encode(k.transpose(0, 1).contiguous(), v.transpose(0, 1).contiguous(), pool, blocks)
-            export.add(layer, pool, blocks)
-            backend.decode(pool, blocks, n, k, v)
-        return export.finish()
+        return self._tail_records.export(slot, first, last)
 
     @torch.inference_mode()
-    def import_tail(self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int) -> None:
-        """Raises ValueError when the tokens do not fit the tail."""
-        end = self._tails.check_room(slot, n_tokens)
-        pool, numbers = self._scratch_blocks(n_tokens)
-        for layer in range(self.layout.n_layers):
-            records = as_tensor(bytearray().join(block[layer] for block in blocks))
-            unpack_records(records, n_tokens, self.layout, pool)
-            self.backend.decode(pool, numbers, n_tokens, *self._tails.tokens(layer, slot, end - n_tokens, end))
-        self._tails.extend(slot, n_tokens)
+    def import_tail(
+        self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int, *, fetched: bool = False
+    ) -> None:
+        """Raises ValueError when the tokens do not fit the tail, or a second run of them is fetched."""
+        self._tail_records.append(slot, blocks, n_tokens, fetched=fetched)
 
-    def _scratch_blocks(self, n_tokens: int) -> tuple[Tensor, Tensor]:
-        """Blocks of one layer for a tail's tokens, and their numbers. They stay allocated for the next time."""
-        n, nbytes = self.layout.n_blocks(n_tokens), self.layout.record_nbytes(self.layout.block_tokens)
-        if self._scratch is None:
-            most = self.layout.n_blocks(self._tails.capacity)
-            self._scratch = torch.zeros((most, nbytes), dtype=torch.uint8, device=self._device)
-        self._scratch.zero_()
-        return self._scratch, torch.arange(n, dtype=torch.int32, device=self._device)
+    @torch.inference_mode()
+    def drop_fetched(self, slot: int) -> None:
+        self._tails.drop_fetched(slot)
+
+    @torch.inference_mode()
+    def question_queries(self, rows: Rows, heads: Sequence[tuple[int, int]]) -> Tensor:
+        """Raises ValueError when the tail has no room for the rows: they are written behind it, and not counted."""
+        plan = plan_rows([rows], self._tails)
+        model, packed = self._model, self._packed(plan, StepShape.of(plan))
+        x, found = model.embed(packed.ids), {}
+        deepest = max((layer for layer, _ in heads), default=-1)
+        for layer in range(deepest + 1):
+            q = self._append(layer, x, packed.step)
+            by_head = q.unflatten(1, (model.n_kv_heads, -1)).permute(1, 2, 0, 3)
+            found |= {pair: by_head[pair[1]].float() for pair in heads if pair[0] == layer}
+            if layer < deepest:
+                x = self._after_append(layer, q, x, packed.step)
+        empty = torch.empty(0, model.n_heads // model.n_kv_heads, len(rows.tokens), model.head_dim)
+        return torch.stack([found[tuple(pair)] for pair in heads]).cpu() * model.scale if heads else empty
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
@@ -238,7 +276,7 @@ class Exl2Runner:
     def _eager(self, plan: RowPlan) -> Tensor:
         """Logits FP32 ``[wanted, vocab]`` on the device; on the host when they are many."""
         shape = StepShape.of(plan)
-        packed = unpack(self._to_device(pack(plan, shape, pinned=self._on_card)), shape)
+        packed = self._packed(plan, shape)
         x = self.hidden(packed)
         wanted = x.index_select(0, packed.wanted[: len(plan.wanted)])
         if not len(wanted):
@@ -247,15 +285,21 @@ class Exl2Runner:
             return self._model.head(wanted).float()
         return torch.cat([self._model.head(part).float().cpu() for part in wanted.split(HEAD_ROWS)])
 
+    def _packed(self, plan: RowPlan, shape: StepShape) -> PackedStep:
+        return unpack(self._to_device(pack(plan, shape, pinned=self._on_card)), shape)
+
     def hidden(self, packed: PackedStep) -> Tensor:
         """Hidden states ``[R, hidden_size]`` behind the last layer; writes the rows' KV to their tails."""
-        model, backend, step, tails = self._model, self.backend, packed.step, self._tails
-        x = model.embed(packed.ids)
-        for layer, pool in enumerate(self.pool.layers):
-            q = self._append(layer, x, step)
-            out = backend.attend(step, q, pool, tails.k[layer], tails.v[layer], model.scale)
-            x = model.mlp(layer, model.attention_out(layer, out, x))
+        x = self._model.embed(packed.ids)
+        for layer in range(self._model.n_layers):
+            x = self._after_append(layer, self._append(layer, x, packed.step), x, packed.step)
         return x
+
+    def _after_append(self, layer: int, q: Tensor, x: Tensor, step: Step) -> Tensor:
+        """Hidden states behind a layer."""
+        model, tails = self._model, self._tails
+        out = self.backend.attend(step, q, self.pool.layers[layer], tails.k[layer], tails.v[layer], model.scale)
+        return model.mlp(layer, model.attention_out(layer, out, x))
 
     def _append(self, layer: int, x: Tensor, step: Step) -> Tensor:
         """Write the rows' keys and values to their tails; gives the queries as attention takes them."""
@@ -263,22 +307,13 @@ class Exl2Runner:
         if self._fused_append is not None:
             q, k, v = self._model.qkv(layer, x)
             return self._fused_append(q, k, v, step, *self._model.rope(layer), tail_k, tail_v)
-        q, k, v = self._rotated_qkv(self._model, layer, x, step.positions)
+        q, k, v = rotated_qkv(self._model, self.backend, layer, x, step.positions)
         self.backend.append(step, k, v, tail_k, tail_v)
         return q
 
     def step_logits(self, packed: PackedStep) -> Tensor:
         """Logits FP32 ``[R, vocab]`` of every row: the body of a captured decode step."""
         return self._model.head(self.hidden(packed)).float()
-
-    def _rotated_qkv(
-        self, model: DecoderModel, layer: int, x: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as attention and storage take them: after RoPE, in the codec's space."""
-        q, k, v = model.qkv(layer, x)
-        inv_freq, scaling = model.rope(layer)
-        turn = self.backend.rope_and_rotate
-        return turn(q, positions, inv_freq, scaling), turn(k, positions, inv_freq, scaling), self.backend.rotate(v)
 
     def _to_device(self, host: Tensor) -> Tensor:
         if not self._on_card:

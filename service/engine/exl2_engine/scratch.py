@@ -92,6 +92,16 @@ def past_piece(shape: Shape, piece_tokens: int) -> int:
     return _HALF * 2 * piece_tokens * shape.kv_width
 
 
+def replay_work(shape: Shape, quantized: bool, n: int, n_scores: int, block_tokens: int) -> int:
+    """The most that a repetition of a chunk of `n` tokens behind a block of sinks holds at a time (`replay.Replay`):
+    what is seen of the document, its keys again with more dims, the scores found, and the larger of what prefill needs
+    and one product of `n_scores` scores with its queries."""
+    seen = _HALF * 2 * (n + 2 * block_tokens) * shape.kv_width
+    seen += _HALF * n * (shape.kv_width + 8 * shape.n_kv_heads) + _FP32 * shape.n_layers * shape.n_kv_heads * n
+    product = _HALF * (n * (shape.hidden + 3 * shape.query_width + 2 * shape.kv_width + 8 * shape.n_heads) + n_scores)
+    return seen + max(prefill_work(shape, quantized, n), product)
+
+
 def mlp_work(shape: Shape, quantized: bool, n: int) -> int:
     """Of `n` rows: the normed states, both intermediates, one of them after its gate, their product. exllamav2's
     quantized MLP has all of that in its scratch."""

@@ -7,7 +7,10 @@ from cache_store.layout import KVLayout
 
 
 class Tails:
-    """`n_slots` tails of `capacity` tokens. `k[layer]`, `v[layer]`: ``[n_slots, n_kv_heads, capacity, head_dim]``."""
+    """`n_slots` tails of `capacity` tokens. `k[layer]`, `v[layer]`: ``[n_slots, n_kv_heads, capacity, head_dim]``.
+
+    A tail may hold one run of *fetched* tokens: rows of the document, which take no positions of the tail's own.
+    """
 
     def __init__(self, layout: KVLayout, n_slots: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.n_slots = n_slots
@@ -17,6 +20,7 @@ class Tails:
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self._lengths: dict[int, int] = {}
+        self._fetched: dict[int, tuple[int, int]] = {}
         self._free = list(range(n_slots - 1, -1, -1))
 
     @property
@@ -40,6 +44,7 @@ class Tails:
         """Raises RuntimeError for a slot that is not in use."""
         self.length(slot)
         del self._lengths[slot]
+        self._fetched.pop(slot, None)
         self._free.append(slot)
 
     def length(self, slot: int) -> int:
@@ -49,8 +54,40 @@ class Tails:
         except KeyError:
             raise RuntimeError(f"slot {slot} is not in use") from None
 
+    def fetched(self, slot: int) -> tuple[int, int]:
+        """The run of fetched tokens as [first, last); an empty one at 0 where there is none."""
+        return self._fetched.get(slot, (0, 0))
+
+    def has_fetched(self, slot: int) -> bool:
+        return slot in self._fetched
+
+    def own_length(self, slot: int) -> int:
+        """Tokens in a slot that take positions of their own: all but the fetched ones."""
+        first, last = self.fetched(slot)
+        return self.length(slot) - (last - first)
+
+    def mark_fetched(self, slot: int, n_tokens: int) -> None:
+        """Call the last `n_tokens` tokens fetched."""
+        if n_tokens:
+            self._fetched[slot] = self.length(slot) - n_tokens, self.length(slot)
+
+    def drop_fetched(self, slot: int) -> None:
+        """Move what stands behind the fetched tokens up to their place; nothing happens without any."""
+        first, last = self.fetched(slot)
+        end = self.length(slot)
+        if first == last:
+            return
+        for layer in range(len(self.k)):  # one by one: source and target overlap, so each needs a copy
+            for tail in (self.k[layer, slot], self.v[layer, slot]):
+                tail[:, first : first + end - last] = tail[:, last:end].clone()
+        self._lengths[slot] = end - (last - first)
+        del self._fetched[slot]
+
     def truncate(self, slot: int, n_tokens: int) -> None:
-        self._lengths[slot] = min(self.length(slot), n_tokens)
+        length = self._lengths[slot] = min(self.length(slot), n_tokens)
+        first, last = self._fetched.pop(slot, (0, 0))
+        if first < length and first < last:
+            self._fetched[slot] = first, min(last, length)
 
     def extend(self, slot: int, n_tokens: int) -> None:
         """Count `n_tokens` more tokens, written by the caller."""

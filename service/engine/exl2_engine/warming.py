@@ -17,7 +17,8 @@ ROWS = (1, 3, 16, 32, 60, 250, 256)
 
 
 def warm_up(runner: Exl2Runner, model: DecoderModel) -> None:
-    """Read a document of anything, ask about it in questions of many lengths, store a turn and load it again.
+    """Read a document of anything, ask about it in questions of many lengths, store a turn and load it again, repeat
+    the document.
 
     Uses what memory for documents and tails there is and gives it back.
     """
@@ -39,7 +40,10 @@ def warm_up(runner: Exl2Runner, model: DecoderModel) -> None:
                 runner.forward([Rows(slot, shared, tokens[:n], logits_from=n - 1)])
         blocks = runner.export_tail(slot, 0, 1)
         runner.truncate_tail(slot, 0)
-        runner.import_tail(slot, blocks, 1)
+        runner.import_tail(slot, blocks, 1, fetched=True)
+        runner.drop_fetched(slot)
+        runner.question_queries(Rows(slot, document, tokens[: min(ROWS[2], limits.tail_tokens)]), [(0, 0)])
+        runner.replay(document, tokens[: limits.chunk_tokens], 0, 0, n_tokens)
     finally:
         runner.free_tail(slot)
         runner.free_document(document)

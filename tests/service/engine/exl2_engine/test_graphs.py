@@ -80,6 +80,17 @@ def test_a_refed_token_alone_goes_through_a_graph(runners, ids, read_document):
     torch.testing.assert_close(*found, rtol=0, atol=2e-4)
 
 
+def test_rows_at_positions_of_their_own_go_through_a_graph(runners, ids, read_document):
+    found = []
+    for runner in runners():
+        document, blocks = read_document(runner, ids(600))
+        runner.finish_load(document, 512, next_position=2000, last_position=1500)
+        slot = runner.new_tail()
+        runner.import_tail(slot, blocks[2:], 88, fetched=True)
+        found.append(torch.cat([runner.forward([Rows(slot, document, [token])])[0] for token in (4, 5, 6)]))
+    torch.testing.assert_close(*found, rtol=0, atol=2e-4)
+
+
 def test_a_document_longer_than_the_graphs_are_for_runs_without_one(runners, ids, read_document):
     plain, graphed = runners(max_tokens=512)
     expected = decode(plain, [700, 300], ids, read_document)

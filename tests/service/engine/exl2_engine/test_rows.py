@@ -62,6 +62,20 @@ def test_rows_of_one_document_stand_side_by_side_and_come_back_in_order(tails, d
     assert [part[:, 0].tolist() for part in plan.by_sequence(logits)] == [[5, 6, 7], [8], [], [11]]
 
 
+def test_positions_are_those_of_the_document_and_fetched_rows_take_none(tails, documents):
+    document, slots = documents[0], [tails.take() for _ in range(2)]
+    document.positions = 50, 9
+    tails.extend(slots[0], 3)
+    tails.extend(slots[0], 7)
+    tails.mark_fetched(slots[0], 7)
+    batch = [Rows(slots[0], document, [5, 6]), Rows(slots[1], document, [7, 8, 9], refeed=True)]
+    step = step_of(plan_rows(batch, tails)).step
+    assert step.positions.tolist() == [53, 54, 9, 50, 51]
+    assert step.tail_at.tolist() == [10, 11, -1, 0, 1]
+    assert step.tail_end.tolist() == [11, 12, 0, 1, 2]
+    assert step.group_tokens.tolist() == [300]
+
+
 def test_padding_rows_write_nothing_and_belong_to_no_group(tails, documents):
     slot = tails.take()
     plan = plan_rows([Rows(slot, documents[1], [3])], tails)
