@@ -22,6 +22,9 @@ DEFAULT_SYSTEM_TEXT = (
     "If the document does not contain the answer, say so.\n\n"
 )
 
+REPLAY_TEXT = "Repeat this part of the document exactly, word for word."
+"""What a document is asked for when its summary slots are chosen: see `PromptTemplate.replay_ids`."""
+
 
 class PromptParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fixed texts of a model's prompt. `document_prefix` ends with the system text.
@@ -97,3 +100,8 @@ class PromptTemplate:
         ids += self._tokenizer.encode_plain(text)
         ids += self.question_suffix_ids
         return ids
+
+    def replay_ids(self) -> list[int]:
+        """The ids after which a part of a document is repeated, to see which of its tokens that takes: a question like
+        any other, since what a model attends to depends on the form of the chat."""
+        return self.question(REPLAY_TEXT)

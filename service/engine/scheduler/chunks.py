@@ -1,7 +1,7 @@
-"""Chunks of documents waiting to be prefilled: one of each document in turn."""
+"""Chunks of documents waiting to be prefilled or replayed: one of each document in turn."""
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +13,14 @@ class ChunkCancelled(Exception):
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """The next tokens of a document. `done` gives its encoded blocks, ``[block][layer]``."""
+    """Long work on a document. `work` gets what it must call between two layers; `done` gives its result. `n_tokens`:
+    tokens of the document that it computes for good."""
 
     document: Any
-    tokens: Sequence[int]
+    n_tokens: int
+    work: Callable[[Callable[[], None]], Any]
     is_cancelled: Callable[[], bool]
-    done: "Future[list[list[memoryview]]]" = field(default_factory=Future)
+    done: "Future[Any]" = field(default_factory=Future)
 
 
 class ChunkQueue:

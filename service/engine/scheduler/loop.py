@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +35,8 @@ LOST = "the device answers no more calls; the engine ends"
 
 @dataclass(slots=True)
 class Counters:
-    """Only grow. `prefilled_tokens` includes those of documents; re-fed rows are in none of them."""
+    """Only grow. `prefilled_tokens` includes those of documents; rows that are re-fed, replayed or computed to find
+    spans are in none of them."""
 
     prefilled_tokens: int = 0
     decoded_tokens: int = 0
@@ -104,7 +106,25 @@ class Scheduler:
     ) -> "Future[list[list[memoryview]]]":
         """Queue the next chunk of a document. Fails with ChunkCancelled, the document unchanged, when
         `is_cancelled` becomes true."""
-        chunk = Chunk(document, tokens, is_cancelled)
+        return self._put(
+            Chunk(document, len(tokens), partial(self._runner.prefill_chunk, document, tokens), is_cancelled)
+        )
+
+    def replay(
+        self,
+        document: Any,
+        tokens: Seq[int],
+        sinks: int,
+        first: int,
+        last: int,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> "Future[Any]":
+        """Queue `Runner.replay` of tokens [first, last) of a document; as `prefill`."""
+        return self._put(
+            Chunk(document, 0, partial(self._runner.replay, document, tokens, sinks, first, last), is_cancelled)
+        )
+
+    def _put(self, chunk: Chunk) -> "Future[Any]":
         self._enqueue(lambda: self._chunks.put(chunk))
         return chunk.done
 
@@ -133,7 +153,7 @@ class Scheduler:
                 while self._wait():
                     self._do_calls()
                     self._step()
-                    self._prefill_chunk()
+                    self._do_chunk()
         except SchedulerClosed:
             pass  # said and told already
         finally:
@@ -223,7 +243,7 @@ class Scheduler:
         self.counters.decoded_tokens += 1
         return sequence.accept(token_id)
 
-    def _prefill_chunk(self) -> None:
+    def _do_chunk(self) -> None:
         with self._wake:
             if not len(self._chunks):
                 return
@@ -231,20 +251,20 @@ class Scheduler:
         self._stepped_at = time.monotonic()
         try:
             self._check_chunk()
-            blocks = self._runner.prefill_chunk(chunk.document, chunk.tokens, self._between_layers)
+            result = chunk.work(self._between_layers)
         except Exception as error:
             if not self._runner.usable():
                 chunk.done.set_exception(SchedulerClosed(LOST))
                 self._end(error)
             if not isinstance(error, ChunkCancelled | SchedulerClosed):
-                log.exception("a document chunk of %d tokens failed", len(chunk.tokens))
+                log.exception("work on a document failed")
             chunk.done.set_exception(error)
             return
         finally:
             self._chunk = None
-        self.counters.prefilled_tokens += len(chunk.tokens)
-        self.counters.document_prefill_tokens += len(chunk.tokens)
-        chunk.done.set_result(blocks)
+        self.counters.prefilled_tokens += chunk.n_tokens
+        self.counters.document_prefill_tokens += chunk.n_tokens
+        chunk.done.set_result(result)
 
     def _between_layers(self) -> None:
         self._check_chunk()

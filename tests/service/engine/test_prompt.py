@@ -1,6 +1,6 @@
 import pytest
 
-from service.engine.prompt import PromptParts, PromptTemplate, template_digest
+from service.engine.prompt import REPLAY_TEXT, PromptParts, PromptTemplate, template_digest
 from service.engine.tokenizer import Tokenizer
 
 PARTS = PromptParts(
@@ -65,3 +65,7 @@ def test_every_part_is_in_the_digest(field: str) -> None:
     changed = PromptParts(**{f: getattr(PARTS, f) + ("x" if f == field else "") for f in PARTS.__struct_fields__})
     assert template_digest("t", changed) != template_digest("t", PARTS)
     assert template_digest("t2", PARTS) != template_digest("t", PARTS)
+
+
+def test_a_replay_is_asked_for_like_a_question(template: PromptTemplate, tokenizer: Tokenizer) -> None:
+    assert said(tokenizer, template.replay_ids()) == PARTS.question_prefix + REPLAY_TEXT + PARTS.question_suffix
