@@ -4,7 +4,7 @@ Importing this module is cheap; torch and the model are loaded by `open_host`.
 """
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from service.engine.scheduler.detokenizer import Decoder
 
 FAKE_ANSWER = "This is the fake engine: it has no model."
+FAKE_REPLAY = b"Repeat: "
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
 
@@ -27,7 +28,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `engine`: "torch"; "exl2", on an NVIDIA card; or "fake" (no model; `model_dir` may be "", then tokens are bytes).
     `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
     `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
-    sessions keep their turns in memory. `fake_script`: token ids of every answer of a fake engine.
+    sessions keep their turns in memory. `index_budget_nbytes` of host memory hold the indexes of windowed documents.
+    `fake_script`: token ids of every answer of a fake engine.
 
     Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
@@ -43,6 +45,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disk_budget_nbytes: int | None = None
     free_floor_nbytes: int = 512 << 20
     resident_budget_nbytes: int = 2 << 30
+    index_budget_nbytes: int = 512 << 20
     max_context: int = 0
     max_batch: int = 4
     idle_tails: int = 4
@@ -71,7 +74,8 @@ def open_host(config: EngineConfig) -> "EngineHost":
     from cache_store.store import SnapshotStore
     from service.engine.host.host import EngineHost
 
-    runner, decoder, end_ids = make(config)
+    parts = make(config)
+    runner = parts.runner
     if config.max_context:
         limits = runner.limits
         runner.limits = replace(limits, max_context=min(config.max_context, limits.max_context))
@@ -83,12 +87,38 @@ def open_host(config: EngineConfig) -> "EngineHost":
     return EngineHost(
         runner,
         store,
-        decoder,
-        end_ids,
+        parts.decoder,
+        parts.end_ids,
         resident_budget_nbytes=_resident_budget(config, runner),
         max_batch=config.max_batch,
         engine=config.engine,
+        index_heads=parts.index_heads,
+        index_budget_nbytes=config.index_budget_nbytes,
+        replay_ids=parts.replay_ids,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a kind of engine is made of, beside the store: see `EngineHost`."""
+
+    runner: "Runner"
+    decoder: "Decoder"
+    end_ids: frozenset[int]
+    index_heads: list[tuple[int, int]]
+    replay_ids: list[int]
+
+
+def _parts(runner: "Runner", model_dir: Path) -> _Parts:
+    """The parts that the model's directory has."""
+    from service.engine.index_heads import load_index_heads
+    from service.engine.models.card import load_card
+    from service.engine.prompt import PromptTemplate
+    from service.engine.tokenizer import Tokenizer
+
+    card, tokenizer = load_card(model_dir), Tokenizer.load(model_dir)
+    replay_ids = PromptTemplate(card.prompt, tokenizer).replay_ids()
+    return _Parts(runner, tokenizer, frozenset(card.eos_token_ids), load_index_heads(model_dir), replay_ids)
 
 
 def _resident_budget(config: EngineConfig, runner: "Runner") -> int:
@@ -122,16 +152,14 @@ ONEDNN_KEPT = "64"
 rows, and the library's own limit of 1,024 lets an engine grow by some hundred MB over a few thousand questions."""
 
 
-def _torch_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]":
+def _torch_parts(config: EngineConfig) -> _Parts:
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_KEPT)
     from service.engine.models.card import check_kv_type, load_card
-    from service.engine.tokenizer import Tokenizer
     from service.engine.torch_engine.runner import TorchRunner
 
     model_dir, kv_type = Path(config.model_dir), KVType(config.kv_type)
-    card = load_card(model_dir)
-    check_kv_type(card, kv_type)
+    check_kv_type(load_card(model_dir), kv_type)
     runner = TorchRunner.load(
         model_dir,
         kv_type=kv_type,
@@ -140,16 +168,13 @@ def _torch_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]
         tail_tokens=config.tail_tokens,
         threads=config.threads or None,
     )
-    return runner, Tokenizer.load(model_dir), frozenset(card.eos_token_ids)
+    return _parts(runner, model_dir)
 
 
-def _exl2_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]":
+def _exl2_parts(config: EngineConfig) -> _Parts:
     from service.engine.exl2_engine.loading import Options, load_runner
-    from service.engine.models.card import load_card
-    from service.engine.tokenizer import Tokenizer
 
     model_dir = Path(config.model_dir)
-    card = load_card(model_dir)
     on_cpu = config.device == "cpu"
     options = Options(
         kv_type=KVType(config.kv_type),
@@ -167,10 +192,10 @@ def _exl2_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]
     if config.host_budget_nbytes:
         # Not before: memory that is pinned in another thread would end the capture of a decode step.
         runner.keep_in_host_memory(config.host_budget_nbytes)
-    return runner, Tokenizer.load(model_dir), frozenset(card.eos_token_ids)
+    return _parts(runner, model_dir)
 
 
-def _fake_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]":
+def _fake_parts(config: EngineConfig) -> _Parts:
     from service.engine.fake_runner import ByteDecoder, FakeRunner
     from service.engine.models.card import load_card
     from service.engine.tokenizer import Tokenizer
@@ -194,4 +219,4 @@ def _fake_parts(config: EngineConfig) -> "tuple[Runner, Decoder, frozenset[int]]
         step_delay_s=config.fake_step_s,
         layer_delay_s=config.fake_layer_s,
     )
-    return runner, decoder, end_ids
+    return _Parts(runner, decoder, end_ids, [(0, 0)], list(FAKE_REPLAY))

@@ -2,12 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cache_store.errors import MissReason, SnapshotMiss
 from service.engine.host.canary import CanaryMismatch, check_canary
-from service.engine.host.context import HostContext, document_key, restore
+from service.engine.host.context import HostContext, bring_in
+from service.engine.host.fetching import NOTHING, Fetched, Fetcher
+from service.engine.host.kept import Subject, check_retention
 from service.engine.host.residency import ResidentDocument
 from service.engine.host.tails import Tail
 from service.engine.host.turns import TurnStore
@@ -20,6 +23,18 @@ from service.engine.scheduler.sequence import AnswerWriter, Sequence, SequenceRe
 from service.engine.scheduler.stops import StopStrings
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """What of an answer's context was in place before anything was computed for it."""
+
+    n_loaded: int
+    n_turn_tokens: int
+    n_lost_tokens: int
+    source: str
+    miss_reason: MissReason | None
+    ms: float
 
 
 class TooLong(Exception):
@@ -38,6 +53,7 @@ class Answer:
     ) -> None:
         self._context = context
         self._request = request
+        self._subject = Subject.of(request.document, request.token_digest, request.n_document_tokens, request.retention)
         self._emit = emit
         self._cancel = cancel
         self._arrived = time.monotonic()
@@ -47,61 +63,83 @@ class Answer:
         """Emits AnswerStarted and AnswerText. Raises TooLong, SnapshotMiss, Cancelled (nothing is kept then),
         DocumentTooLarge, NotFinite."""
         max_new = self._room()
-        request = self._request
-        with self._context.gate.admitted(self._cancel):
+        with self._context.gate.admitted(self._cancel), ExitStack() as held:
             queue_ms = self._elapsed_ms(self._arrived)
             asked = time.monotonic()
-            with (
-                self._context.residency.held(
-                    request.document,
-                    request.token_digest,
-                    request.n_document_tokens,
-                    self._restore,
-                    self._cancel,
-                    pinned=request.pinned,
-                ) as (document, restored),
-                self._tail() as tail,
-            ):
-                turns = TurnStore(self._context, tail)
-                n_imported = -len(tail.chain)
-                lost, reason = turns.restore(request.turns)
-                n_imported += len(tail.chain)
-                self._start(document, tail, lost, reason, restored, n_imported, queue_ms, asked)
-                return self._answer(document, tail, turns, lost, max_new)
+            document, restored = held.enter_context(self._document())
+            fetcher = self._fetcher(held)
+            tail = held.enter_context(self._tail())
+            turns = TurnStore(self._context, tail)
+            n_here = tail.n_tokens
+            lost, reason = turns.restore(self._request.turns)
+            placed = _Placed(
+                n_loaded=document.n_tokens * restored + tail.n_tokens - n_here,
+                n_turn_tokens=tail.n_tokens,
+                n_lost_tokens=sum(len(turn.token_ids) for turn in lost),
+                source=document.source if restored else self._context.runner.tier,
+                miss_reason=reason,
+                ms=self._elapsed_ms(asked),
+            )
+            self._cancel.check()
+            self._probe(document, tail)
+            for turn in lost:
+                self._compute_lost(document, tail, turns, turn, fetcher)
+            fetched = self._fetch(document, tail, fetcher)
+            self._start(placed, fetched, queue_ms)
+            return self._answer(document, tail, turns, fetched, max_new)
 
     def _room(self) -> int:
         """How many tokens may be sampled. Raises TooLong when the question leaves no room for one."""
         request, limits = self._request, self._context.runner.limits
         if request.sampling.max_tokens < 1 or not request.prompt_ids:
             raise ValueError("an answer needs a prompt and room for at least one token")
-        n_turns = sum(len(turn.token_ids) for turn in request.turns)
-        n_prompt = len(request.prompt_ids)
-        room = min(limits.max_context - request.n_document_tokens, limits.tail_tokens) - n_turns
+        if request.retention is not None:
+            check_retention(request.retention, limits)
+        n_turns, n_prompt = sum(len(turn.token_ids) for turn in request.turns), len(request.prompt_ids)
+        first = self._subject.next_position
+        room = min(limits.max_context - first, limits.tail_tokens - self._fetch_room()) - n_turns
         if n_prompt >= room:
             raise TooLong(
-                f"the question has {n_prompt} tokens; behind a document of {request.n_document_tokens} and "
+                f"the question has {n_prompt} tokens; behind a document of {first} and "
                 f"earlier turns of {n_turns} there is room for {max(room - 1, 0)}"
             )
         return min(request.sampling.max_tokens, room - n_prompt)
 
-    def _restore(self, entry: ResidentDocument) -> None:
-        runner, tier = self._context.runner, self._context.host_tier
-        if tier is not None and tier.bring_back(entry, self._cancel.check):
-            entry.source = "host"
-            return
-        entry.source = "disk"
-        with self._context.store.open(
-            document_key(entry.ref), runner.fingerprint, runner.layout, token_digest=entry.token_digest
-        ) as reader:
-            if reader.n_tokens != entry.n_tokens:
-                raise SnapshotMiss(MissReason.TRUNCATED, f"{reader.n_tokens} tokens, not {entry.n_tokens}")
-            restore(self._context, reader, entry, self._cancel.check)
+    def _fetch_room(self) -> int:
+        """Rows that fetched tokens may take of the tail: for this question, or for a turn to be computed again."""
+        if self._request.retention is None:
+            return 0
+        of_turns = [sum(span.n_tokens for span in turn.spans) for turn in self._request.turns]
+        return max(self._request.retention.fetch_tokens, *of_turns, 0)
+
+    @contextmanager
+    def _document(self) -> Iterator[tuple[ResidentDocument, bool]]:
+        subject, cancel = self._subject, self._cancel
+        with self._context.residency.held(
+            subject.ref,
+            subject.digest,
+            subject.n_rows,
+            lambda entry: bring_in(self._context, subject, entry, cancel.check),
+            cancel,
+            pinned=self._request.pinned,
+        ) as held:
+            yield held
+
+    def _fetcher(self, held: ExitStack) -> Fetcher | None:
+        """None for a document of which nothing can be or was ever fetched."""
+        request, kept = self._request, self._subject.kept
+        if request.retention is None or kept is None or kept.is_whole:
+            return None
+        if not self._context.cold.heads and not any(turn.spans for turn in request.turns):
+            return None
+        cold = held.enter_context(self._context.cold.held(self._subject))
+        return Fetcher(self._context, cold, kept, request.retention.fetch_tokens)
 
     @contextmanager
     def _tail(self) -> Iterator[Tail]:
         """The session's tail; kept in its slot when the block ends well, else freed."""
         request, pool = self._request, self._context.tails
-        tail = pool.take(request.session_id, request.document, request.token_digest, request.turns)
+        tail = pool.take(request.session_id, request.document, self._subject.digest, request.turns)
         try:
             yield tail
         except BaseException:
@@ -110,45 +148,50 @@ class Answer:
             raise
         pool.keep(tail)
 
-    def _start(
-        self,
-        document: ResidentDocument,
-        tail: Tail,
-        lost: list[TurnRef],
-        reason: MissReason | None,
-        restored: bool,
-        n_imported: int,
-        queue_ms: float,
-        asked: float,
-    ) -> None:
-        n_lost = sum(len(turn.token_ids) for turn in lost)
+    def _fetch(self, document: ResidentDocument, tail: Tail, fetcher: Fetcher | None) -> Fetched:
+        self._cancel.check()
+        if fetcher is None:
+            return NOTHING
+        request = self._request
+        carried = request.turns[-1].spans if request.turns else ()
+        return fetcher.fetch(document, tail, request.prompt_ids, carried)
+
+    def _start(self, placed: _Placed, fetched: Fetched, queue_ms: float) -> None:
         self._cancel.check()
         self._emit(
             AnswerStarted(
-                source=document.source if restored else self._context.runner.tier,
-                restored_tokens=document.n_tokens * restored + n_imported,
-                restore_ms=self._elapsed_ms(asked),
-                reused_tokens=document.n_tokens + len(tail.chain),
-                prefilled_tokens=n_lost + len(self._request.prompt_ids),
+                source=placed.source,
+                restored_tokens=placed.n_loaded,
+                restore_ms=placed.ms,
+                reused_tokens=self._subject.n_tokens + placed.n_turn_tokens,
+                prefilled_tokens=placed.n_lost_tokens + len(self._request.prompt_ids),
                 queue_ms=queue_ms,
-                miss_reason=reason,
+                miss_reason=placed.miss_reason,
+                spans=list(fetched.spans),
+                fetch_ms=fetched.ms,
+                first_pass_tokens=fetched.first_pass_tokens,
             )
         )
 
+    def _compute_lost(
+        self, document: ResidentDocument, tail: Tail, turns: TurnStore, turn: TurnRef, fetcher: Fetcher | None
+    ) -> None:
+        """Compute an earlier turn again, seeing what it saw."""
+        if fetcher is not None:
+            fetcher.bring(tail, turn.spans)
+        result = self._compute(document, tail, Sequence(tail.slot, document.handle, turn.token_ids))
+        if result.finish_reason == "cancelled":
+            raise Cancelled("cancelled while an earlier turn was computed again")
+        turns.save(turn.kv_id, turn.token_ids, turn.spans)
+
     def _answer(
-        self, document: ResidentDocument, tail: Tail, turns: TurnStore, lost: list[TurnRef], max_new: int
+        self, document: ResidentDocument, tail: Tail, turns: TurnStore, fetched: Fetched, max_new: int
     ) -> AnswerDone:
-        self._probe(document, tail)
-        for turn in lost:
-            result = self._compute(document, tail, Sequence(tail.slot, document.handle, turn.token_ids))
-            if result.finish_reason == "cancelled":
-                raise Cancelled("cancelled while an earlier turn was computed again")
-            turns.save(turn.kv_id, turn.token_ids)
         result = self._compute(document, tail, self._sequence(document, tail, max_new))
         dropped = self._cancel.reason in (Reason.CLOSED, Reason.RELEASED)
         if dropped or not result.sampled_ids:
             raise Cancelled("the request was cancelled")
-        nbytes = turns.save(self._request.kv_id, result.computed_ids)
+        nbytes = turns.save(self._request.kv_id, result.computed_ids, fetched.spans)
         return self._done(result, nbytes)
 
     def _sequence(self, document: ResidentDocument, tail: Tail, max_new: int) -> Sequence:
@@ -167,7 +210,7 @@ class Answer:
 
     def _compute(self, document: ResidentDocument, tail: Tail, sequence: Sequence) -> SequenceResult:
         """Run a sequence; the first on an empty tail re-feeds the document's last token, for the canary."""
-        if not tail.chain:
+        if not tail.turns:
             sequence.tokens = [document.last_token, *sequence.tokens]
             sequence.refeed = True
             if not document.verified:
@@ -181,7 +224,7 @@ class Answer:
 
     def _probe(self, document: ResidentDocument, tail: Tail) -> None:
         """A tail with earlier turns re-feeds nothing: a document new to this process is checked by itself."""
-        if not document.verified and tail.chain:
+        if not document.verified and tail.turns:
             logits = self._context.last_logits(document)
             self._guarded(document, lambda: self._check(document, logits))
 
@@ -196,9 +239,8 @@ class Answer:
         except CanaryMismatch as error:
             context = self._context
             context.forget(document.ref)
-            context.store.quarantine(
-                document_key(document.ref), context.runner.fingerprint.digest, MissReason.CANARY, str(error)
-            )
+            digest = context.runner.fingerprint.digest
+            context.store.quarantine(self._subject.key, digest, MissReason.CANARY, str(error))
             raise SnapshotMiss(MissReason.CANARY, str(error)) from None
 
     def _done(self, result: SequenceResult, nbytes: int) -> AnswerDone:

@@ -3,13 +3,17 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from cache_store.keys import SnapshotKey
+from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.pieces import Piece, Run
 from cache_store.reader import SnapshotReader
 from cache_store.store import SnapshotStore
+from service.engine.host.cold import ColdDocuments
 from service.engine.host.host_tier import HostTier
+from service.engine.host.kept import Kept, Subject
+from service.engine.host.opening import open_resident
 from service.engine.host.residency import Residency, ResidentDocument
 from service.engine.host.tails import TailPool
 from service.engine.host.window import Window
@@ -25,8 +29,8 @@ LOADS_AHEAD = 4
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """`end_ids` end an answer; `decoder` turns ids into text. `host_tier`: where documents go that leave the device,
-    None where the device is the host."""
+    """`end_ids` end an answer; `decoder` turns ids into text. `replay_ids` ask the model to repeat what it sees.
+    `host_tier`: where documents go that leave the device, None where the device is the host."""
 
     runner: Runner
     scheduler: Scheduler
@@ -34,8 +38,10 @@ class HostContext:
     residency: Residency
     tails: TailPool
     gate: FifoGate
+    cold: ColdDocuments
     decoder: Decoder
     end_ids: frozenset[int]
+    replay_ids: tuple[int, ...] = ()
     host_tier: HostTier | None = None
 
     def forget(self, ref: DocumentRef) -> None:
@@ -59,18 +65,26 @@ class HostContext:
         return logits[0][0]
 
 
-def document_key(ref: DocumentRef) -> SnapshotKey:
-    return SnapshotKey(ref.owner_id, "document", ref.document_id)
-
-
-def restore(
-    context: HostContext, reader: SnapshotReader, entry: ResidentDocument, check: Callable[[], None] = lambda: None
+def bring_in(
+    context: HostContext, subject: Subject, entry: ResidentDocument, check: Callable[[], None] = lambda: None
 ) -> None:
-    """Load a snapshot into a new document of the runner, each piece after it was verified.
+    """Fill a new document of the runner with what of `subject` is resident: from host memory, else from disk.
 
-    `check` is called between pieces and may raise to give up. Raises SnapshotMiss and what the runner raises; the
-    document then is not complete and must not be used.
+    `check` is called in between and may raise to give up. Raises SnapshotMiss and what the runner raises.
     """
+    if context.host_tier is not None and context.host_tier.bring_back(entry, check):
+        entry.source = "host"
+        return
+    entry.source = "disk"
+    with open_resident(context.store, context.runner, subject) as reader:
+        if reader.n_tokens != subject.n_rows:
+            raise SnapshotMiss(MissReason.TRUNCATED, f"{reader.n_tokens} tokens, not {subject.n_rows}")
+        _restore(context, reader, entry, check)
+        complete(context, entry, subject.kept)
+
+
+def _restore(context: HostContext, reader: SnapshotReader, entry: ResidentDocument, check: Callable[[], None]) -> None:
+    """Load a snapshot, each piece after it was verified. What raises leaves the document unusable."""
     run, runner = context.scheduler.call, context.runner
     entry.handle = run(runner.new_document, reader.n_tokens).result()
     loads = Window(LOADS_AHEAD)
@@ -78,9 +92,17 @@ def restore(
         loads.add(_load(context, entry.handle, piece))
         check()
     loads.finish()
-    run(runner.finish_load, entry.handle, reader.n_tokens).result()
     entry.last_token = int(reader.token_ids[-1])
     entry.canary = reader.canary
+
+
+def complete(context: HostContext, entry: ResidentDocument, kept: Kept | None) -> None:
+    """Declare all rows of a document present; they need not be consecutive tokens."""
+    finish = context.runner.finish_load
+    if kept is not None:
+        entry.next_position, entry.last_position = kept.next_position, kept.last_position
+        finish = partial(finish, next_position=kept.next_position, last_position=kept.last_position)
+    context.scheduler.run(finish, entry.handle, entry.n_tokens)
 
 
 def _load(context: HostContext, handle: Any, piece: Piece) -> "Future[None]":

@@ -4,9 +4,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import psutil
@@ -15,8 +16,11 @@ from cache_store.errors import BudgetExceeded, BuildLocked, SnapshotMiss, Storag
 from cache_store.store import SnapshotStore
 from service.engine.host.answer import Answer, TooLong
 from service.engine.host.build import Build
+from service.engine.host.cold import ColdDocuments
 from service.engine.host.context import HostContext
 from service.engine.host.host_tier import HostTier
+from service.engine.host.kept import scratch_ref
+from service.engine.host.opening import open_full
 from service.engine.host.residency import DocumentTooLarge, Residency
 from service.engine.host.tails import TailPool
 from service.engine.host.warm import prepare_memory
@@ -43,6 +47,7 @@ log = logging.getLogger(__name__)
 BUILD_THREADS = 4
 ANSWER_THREADS = 64
 """Requests beyond these wait in order for a thread; they still can be cancelled."""
+INDEX_BUDGET_NBYTES = 512 << 20
 DRAINING = Failed("busy", "the engine is shutting down", retryable=True)
 
 
@@ -50,7 +55,9 @@ class EngineHost:
     """Builds and answers over a runner and a snapshot store.
 
     `build` and `answer` return at once; their events come from other threads. At most `max_batch` answers run
-    at once, others wait in order. `end_ids` end an answer.
+    at once, others wait in order. `end_ids` end an answer. `index_heads`: the model's, pairs of layer and KV head, by
+    which cold tokens of windowed documents are found; their keys may take `index_budget_nbytes` of host memory.
+    `replay_ids` ask the model to repeat what it sees.
     """
 
     def __init__(
@@ -63,6 +70,9 @@ class EngineHost:
         resident_budget_nbytes: int,
         max_batch: int | None = None,
         engine: str = "torch",
+        index_heads: Sequence[tuple[int, int]] = (),
+        index_budget_nbytes: int = INDEX_BUDGET_NBYTES,
+        replay_ids: Sequence[int] = (),
     ) -> None:
         scheduler = Scheduler(runner)
         tier = HostTier(scheduler, runner, runner.host_copies) if runner.host_copies is not None else None
@@ -70,7 +80,10 @@ class EngineHost:
         tails = TailPool(scheduler, runner)
         places = min(max_batch or tails.n_slots, tails.n_slots)
         gate = FifoGate(places)
-        self._context = HostContext(runner, scheduler, store, residency, tails, gate, decoder, end_ids, tier)
+        cold = ColdDocuments(partial(open_full, store, runner), index_heads, index_budget_nbytes)
+        self._context = HostContext(
+            runner, scheduler, store, residency, tails, gate, cold, decoder, end_ids, tuple(replay_ids), tier
+        )
         self._builds = _Requests("build", BUILD_THREADS)
         self._answers = _Requests("answer", ANSWER_THREADS)
         self._draining = False
@@ -88,6 +101,9 @@ class EngineHost:
             max_batch=places,
             pid=os.getpid(),
             tail_tokens=runner.limits.tail_tokens,
+            resident_tokens=residency.max_tokens,
+            sink_multiple=runner.limits.sink_multiple,
+            n_index_heads=len(index_heads),
         )
 
     @property
@@ -114,10 +130,13 @@ class EngineHost:
 
     def release(self, document: DocumentRef) -> ReleaseDone:
         """Drop a document from memory, its answers and builds included."""
-        released, tier = self._context.residency.release(document), self._context.host_tier
+        residency, tier = self._context.residency, self._context.host_tier
+        released = [residency.release(ref) for ref in (scratch_ref(document), document)]
         n_held = tier.forget(document) if tier is not None else 0
+        n_index = self._context.cold.drop(document)
         self._context.tails.drop_document(document)
-        return ReleaseDone(released.objects + (n_held > 0), released.nbytes + n_held)
+        n_objects = sum(each.objects for each in released) + (n_held > 0) + (n_index > 0)
+        return ReleaseDone(n_objects, sum(each.nbytes for each in released) + n_held + n_index)
 
     def release_session(self, session_id: str) -> None:
         self._context.tails.drop_session(session_id)
@@ -144,6 +163,8 @@ class EngineHost:
             tail_slots_used=c.tails.n_used,
             host_documents=c.host_tier.n_documents if c.host_tier else 0,
             host_nbytes=c.host_tier.nbytes if c.host_tier else 0,
+            index_documents=c.cold.n_documents,
+            index_nbytes=c.cold.nbytes,
             rss_nbytes=psutil.Process().memory_info().rss,
         )
 
@@ -169,6 +190,7 @@ class EngineHost:
         self._context.scheduler.close()
         for requests in (self._answers, self._builds):
             requests.pool.shutdown(wait=True)
+        self._context.cold.close()
         if self._context.host_tier is not None:
             self._context.host_tier.close()
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from service.engine.host.residency import ResidentDocument
@@ -34,6 +35,8 @@ class HeldDocument:
     n_tokens: int
     last_token: int
     canary: Any
+    next_position: int | None
+    last_position: int | None
     pinned: bool
     memory: Any
     n_users: int = 0
@@ -98,7 +101,11 @@ class HostTier:
         try:
             entry.handle = self._scheduler.run(self._runner.new_document, entry.n_tokens)
             self._copy(lambda layer: self._copies.copy_in(held.memory, entry.handle, layer), check)
-            self._scheduler.run(self._runner.finish_load, entry.handle, entry.n_tokens)
+            entry.next_position, entry.last_position = held.next_position, held.last_position
+            finish = self._runner.finish_load
+            if held.next_position is not None:
+                finish = partial(finish, next_position=held.next_position, last_position=held.last_position)
+            self._scheduler.run(finish, entry.handle, entry.n_tokens)
             entry.last_token, entry.canary = held.last_token, held.canary
             held.on_device = True
         finally:
@@ -132,8 +139,9 @@ class HostTier:
                     return None
                 self._forget(min(idle, key=lambda h: (not h.on_device, h.pinned, h.last_used_s)))
             held = HeldDocument(
-                entry.ref, entry.token_digest, entry.n_tokens, entry.last_token, entry.canary, entry.pinned, memory, 1
-            )
+                entry.ref, entry.token_digest, entry.n_tokens, entry.last_token, entry.canary,
+                entry.next_position, entry.last_position, entry.pinned, memory, 1,
+            )  # fmt: skip
             self._held[entry.ref] = held
             return held
 

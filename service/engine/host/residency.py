@@ -25,8 +25,9 @@ class DocumentTooLarge(Exception):
 
 @dataclass(slots=True, eq=False)
 class ResidentDocument:
-    """`handle` is the runner's. `verified`: its canary agreed, or it was computed here. `source`: the tier it was
-    loaded from. A `pinned` one leaves only when no other can."""
+    """`handle` is the runner's. `token_digest` names its `n_tokens` rows, which need not be all of the document's.
+    `next_position`, `last_position`: of its rows, None for consecutive tokens. `verified`: its canary agreed, or it was
+    computed here. `source`: the tier it was loaded from. A `pinned` one leaves only when no other can."""
 
     ref: DocumentRef
     token_digest: str
@@ -34,6 +35,8 @@ class ResidentDocument:
     nbytes: int
     handle: Any = None
     last_token: int = -1
+    next_position: int | None = None
+    last_position: int | None = None
     canary: Any = None
     verified: bool = False
     source: str = "none"

@@ -5,20 +5,38 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from service.engine.messages import DocumentRef, TurnRef
+from service.engine.messages import DocumentRef, SpanRef, TurnRef
 from service.engine.protocol import Runner
 from service.engine.scheduler.loop import Scheduler
 
 
+@dataclass(frozen=True, slots=True)
+class HeldTurn:
+    """The tokens of a finished turn, and what was fetched while their KV was computed."""
+
+    token_ids: list[int]
+    spans: list[SpanRef]
+
+
 @dataclass(slots=True, eq=False)
 class Tail:
-    """A slot, and the tokens of the finished turns whose KV it holds in stored form."""
+    """A slot, and the finished turns whose KV it holds in stored form. `token_digest` names the document's rows."""
 
     slot: int
     session_id: str
     document: DocumentRef
     token_digest: str
-    chain: list[int] = field(default_factory=list)
+    turns: list[HeldTurn] = field(default_factory=list)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of these turns."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def chain(self) -> list[int]:
+        """What names these turns: of each what was fetched for it, and its tokens."""
+        return [part for turn in self.turns for part in turn_chain(turn.token_ids, turn.spans)]
 
 
 class TailPool:
@@ -40,15 +58,16 @@ class TailPool:
         return self._n_used
 
     def take(self, session_id: str, document: DocumentRef, token_digest: str, turns: Sequence[TurnRef]) -> Tail:
-        """A tail with as many of the session's turns as are still in a slot; `chain` says which tokens."""
+        """A tail with as many of the session's turns as are still in a slot."""
         with self._lock:
             tail = self._idle.pop(session_id, None)
             if tail is not None and (tail.document, tail.token_digest) == (document, token_digest):
-                n_common = _common_length(tail.chain, turns)
+                common = _common(tail.turns, turns)
             else:
-                tail, n_common = tail or self._any_slot(), 0
-            self._scheduler.run(self._runner.truncate_tail, tail.slot, n_common)
-            return Tail(tail.slot, session_id, document, token_digest, tail.chain[:n_common])
+                tail, common = tail or self._any_slot(), []
+            kept = Tail(tail.slot, session_id, document, token_digest, common)
+            self._scheduler.run(self._runner.truncate_tail, tail.slot, kept.n_tokens)
+            return kept
 
     def keep(self, tail: Tail) -> None:
         """Let an answer's tail wait in its slot for the session's next turn."""
@@ -82,11 +101,15 @@ class TailPool:
         self._scheduler.run(self._runner.free_tail, tail.slot)
 
 
-def _common_length(chain: list[int], turns: Sequence[TurnRef]) -> int:
-    """Tokens of the longest run of whole turns that `chain` begins with."""
+def turn_chain(token_ids: Sequence[int], spans: Sequence[SpanRef]) -> list[int]:
+    """A turn as part of a chain. Token ids are not negative, so that spans cannot be taken for them."""
+    return [*[-1 - number for span in spans for number in (span.first, span.n_tokens)], *token_ids]
+
+
+def _common(held: list[HeldTurn], turns: Sequence[TurnRef]) -> list[HeldTurn]:
+    """The longest run of turns that both begin with."""
+    wanted = [(turn.token_ids, turn.spans) for turn in turns]
     n = 0
-    for turn in turns:
-        if chain[n : n + len(turn.token_ids)] != turn.token_ids:
-            break
-        n += len(turn.token_ids)
-    return n
+    while n < min(len(held), len(wanted)) and (held[n].token_ids, held[n].spans) == wanted[n]:
+        n += 1
+    return held[:n]

@@ -8,8 +8,8 @@ from cache_store.keys import SnapshotKey
 from cache_store.reader import SnapshotReader
 from service.engine.digests import chain_digest, digest_of
 from service.engine.host.context import HostContext
-from service.engine.host.tails import Tail
-from service.engine.messages import TurnRef
+from service.engine.host.tails import HeldTurn, Tail, turn_chain
+from service.engine.messages import SpanRef, TurnRef
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +24,8 @@ class TurnStore:
     def restore(self, turns: Sequence[TurnRef]) -> tuple[list[TurnRef], MissReason | None]:
         """Import the turns that the tail does not hold yet. Gives those that must be computed, all from the
         first miss on since each turn's KV follows from the ones before, and why."""
-        at = 0
-        for i, turn in enumerate(turns):
-            at += len(turn.token_ids)
-            if at <= len(self._tail.chain):
-                continue
+        for i in range(len(self._tail.turns), len(turns)):
+            turn = turns[i]
             try:
                 self._import(turn)
             except SnapshotMiss as miss:
@@ -36,19 +33,22 @@ class TurnStore:
                 return list(turns[i:]), miss.reason
         return [], None
 
-    def save(self, kv_id: str, token_ids: list[int]) -> int:
-        """Bring the tail's last tokens to their stored form, and persist them under `kv_id` unless it is "".
+    def save(self, kv_id: str, token_ids: list[int], spans: Sequence[SpanRef] = ()) -> int:
+        """Bring the tail's last tokens to their stored form, and persist them under `kv_id` unless it is "". What was
+        fetched for them, `spans`, leaves the tail.
 
         The bytes stored, 0 when they are not durable: the session then goes on, and computes them again after
         a restart.
         """
+        scheduler, runner = self._context.scheduler, self._context.runner
+        if spans:
+            scheduler.run(runner.drop_fetched, self._tail.slot)
         if not token_ids:
             return 0
-        first = len(self._tail.chain)
-        scheduler, runner = self._context.scheduler, self._context.runner
+        first = self._tail.n_tokens
         blocks = scheduler.run(runner.export_tail, self._tail.slot, first, first + len(token_ids))
-        context_digest = self._context_digest()
-        self._tail.chain.extend(token_ids)
+        context_digest = self._context_digest(spans)
+        self._tail.turns.append(HeldTurn(token_ids, list(spans)))
         if not kv_id:
             return 0
         try:
@@ -60,8 +60,9 @@ class TurnStore:
     def _key(self, kv_id: str) -> SnapshotKey:
         return SnapshotKey(self._tail.document.owner_id, "turn", kv_id)
 
-    def _context_digest(self) -> str:
-        return chain_digest(self._tail.token_digest, self._tail.chain)
+    def _context_digest(self, spans: Sequence[SpanRef]) -> str:
+        """All that the KV of the next turn follows from, but for its own tokens."""
+        return chain_digest(self._tail.token_digest, [*self._tail.chain, *turn_chain((), spans)])
 
     def _import(self, turn: TurnRef) -> None:
         if not turn.kv_id:
@@ -72,11 +73,11 @@ class TurnStore:
             runner.fingerprint,
             runner.layout,
             token_digest=digest_of(turn.token_ids),
-            context_digest=self._context_digest(),
+            context_digest=self._context_digest(turn.spans),
         ) as reader:
             blocks = _blocks(reader)
         self._context.scheduler.run(runner.import_tail, self._tail.slot, blocks, len(turn.token_ids))
-        self._tail.chain.extend(turn.token_ids)
+        self._tail.turns.append(HeldTurn(turn.token_ids, turn.spans))
 
     def _persist(
         self, key: SnapshotKey, token_ids: list[int], blocks: list[list[memoryview]], context_digest: str

@@ -39,8 +39,11 @@ class Lab:
         self.root = root
         self.hosts: list[EngineHost] = []
 
-    def start(self, *, budget=BIG, disk=None, end_ids=(), max_batch=None, prepare=lambda _: None, **more) -> EngineHost:
+    def start(
+        self, *, budget=BIG, disk=None, end_ids=(), max_batch=None, prepare=lambda _: None, index=BIG, **more
+    ) -> EngineHost:
         more.setdefault("n_slots", 4)
+        heads = more.pop("heads", [(1, 0)])
         self.runner = FakeRunner(block_tokens=8, chunk_tokens=16, **more)
         prepare(self.runner)
         self.store = SnapshotStore(self.root, budget_nbytes=disk, free_floor_nbytes=0)
@@ -52,13 +55,16 @@ class Lab:
             resident_budget_nbytes=budget,
             max_batch=max_batch,
             engine="fake",
+            index_heads=heads,
+            index_budget_nbytes=index,
+            replay_ids=(3, 1),
         )
         self.hosts.append(self.host)
         return self.host
 
-    def build(self, ref=DOC, tokens=TOKENS, name="b"):
+    def build(self, ref=DOC, tokens=TOKENS, name="b", retention=None):
         events: list = []
-        self.host.build(BuildRequest(name, ref, list(tokens)), events.append).result(30)
+        self.host.build(BuildRequest(name, ref, list(tokens), retention), events.append).result(30)
         return events
 
     def ask(self, prompt=(1, 2, 3), turns=(), **more):
@@ -72,10 +78,12 @@ class Lab:
         name = more.pop("name", "a")
         session, kv_id = more.pop("session", "s"), more.pop("kv_id", "kv1")
         more.setdefault("max_tokens", 5)
+        retention = more.pop("retention", None)
         sampling = Sampling(**more)
         request = AnswerRequest(
-            name, session, ref, digest_of(tokens), len(tokens), list(turns), list(prompt), sampling, kv_id
-        )
+            name, session, ref, digest_of(tokens), len(tokens), list(turns), list(prompt), sampling, kv_id,
+            retention=retention,
+        )  # fmt: skip
         return events, self.host.answer(request, events.append)
 
     def follow(self, done: AnswerDone, after="kv1", before=(), **more):

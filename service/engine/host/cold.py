@@ -1,0 +1,165 @@
+"""Windowed documents as far as they are not resident: readers of their cold snapshots, and their indexes in memory."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cache_store.errors import SnapshotMiss
+from cache_store.reader import SnapshotReader
+from cache_store.rows import take_rows
+from service.engine.fetch.index import KeyIndex
+from service.engine.host.kept import Subject
+from service.engine.messages import DocumentRef, SpanRef
+
+Open = Callable[[Subject], SnapshotReader]
+
+
+@dataclass(slots=True, eq=False)
+class ColdDocument:
+    """A reader, and the index made from it; None without index heads. `lock` is held while they are made."""
+
+    subject: Subject
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    reader: SnapshotReader | None = None
+    index: KeyIndex | None = None
+    n_users: int = 0
+    dropped: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes if self.index is not None else 0
+
+    def read(self, spans: Sequence[SpanRef]) -> list[list[memoryview]]:
+        """The rows of spans, in order, as blocks ``[i][layer]`` of one run. Raises SnapshotMiss for damage."""
+        assert self.reader is not None
+        layout, n_tokens = self.reader.layout, self.reader.n_tokens
+        size = layout.block_tokens
+        tokens = np.concatenate([np.arange(span.first, span.first + span.n_tokens) for span in spans])
+        blocks, places = np.unique(tokens // size, return_inverse=True)
+        records = self.reader.read_blocks(blocks.tolist())
+        n_read = sum(min(size, n_tokens - block * size) for block in blocks.tolist())
+        rows = places * size + tokens % size
+        by_layer = zip(*records, strict=True)
+        taken = [take_rows(list(of_layer), n_read, layout, rows) for of_layer in by_layer]
+        return [list(block) for block in zip(*taken, strict=True)]
+
+
+class ColdDocuments:
+    """Cold documents that are asked about, each shared by all its users. Those that nobody uses go, least recently used
+    first, when the indexes take more than `budget_nbytes` together. Any thread.
+
+    `open_full` opens a cold snapshot; `heads` are the index heads, pairs of layer and KV head.
+    """
+
+    def __init__(self, open_full: Open, heads: Sequence[tuple[int, int]], budget_nbytes: int) -> None:
+        self._open = open_full
+        self._budget = budget_nbytes
+        self._lock = threading.Lock()
+        self._documents: OrderedDict[DocumentRef, ColdDocument] = OrderedDict()
+        self.heads = tuple(heads)
+
+    @property
+    def n_documents(self) -> int:
+        return len(self._documents)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the indexes in memory."""
+        with self._lock:
+            return sum(document.nbytes for document in self._documents.values())
+
+    @contextmanager
+    def held(self, subject: Subject) -> Iterator[ColdDocument]:
+        """The document, its index in memory, until the block ends. Raises SnapshotMiss when its cold snapshot is not
+        there; a miss in the block makes the next user open it anew."""
+        document = self._enter(subject)
+        try:
+            with document.lock:
+                if document.reader is None:
+                    self._load(document)
+            self._make_room()
+            yield document
+        except BaseException as error:
+            if document.reader is None or isinstance(error, SnapshotMiss):
+                with self._lock:
+                    self._drop(document)
+            raise
+        finally:
+            self._leave(document)
+
+    def drop(self, ref: DocumentRef) -> int:
+        """Forget a document; whoever uses it may finish. The bytes that its index takes."""
+        with self._lock:
+            document = self._documents.get(ref)
+            if document is None:
+                return 0
+            self._drop(document)
+            return document.nbytes
+
+    def close(self) -> None:
+        with self._lock:
+            for document in list(self._documents.values()):
+                self._drop(document)
+
+    def _enter(self, subject: Subject) -> ColdDocument:
+        with self._lock:
+            document = self._documents.get(subject.ref)
+            if document is not None and not _same(document.subject, subject):
+                self._drop(document)
+                document = None
+            if document is None:
+                document = self._documents[subject.ref] = ColdDocument(subject)
+            self._documents.move_to_end(subject.ref)
+            document.n_users += 1
+            return document
+
+    def _load(self, document: ColdDocument) -> None:
+        reader = self._open(document.subject)
+        try:
+            if self.heads:
+                index = KeyIndex(reader.layout, reader.n_tokens, self.heads)
+                for layer in index.layers:
+                    for _, first, records, n_tokens in reader.read_layer(layer):
+                        index.add(layer, first, records, n_tokens)
+                document.index = index
+        except BaseException:
+            reader.close()
+            raise
+        document.reader = reader
+
+    def _make_room(self) -> None:
+        with self._lock:
+            total = sum(document.nbytes for document in self._documents.values())
+            for document in list(self._documents.values()):
+                if total <= self._budget:
+                    return
+                if not document.n_users:
+                    total -= document.nbytes
+                    self._drop(document)
+
+    def _leave(self, document: ColdDocument) -> None:
+        with self._lock:
+            document.n_users -= 1
+            if document.dropped and not document.n_users:
+                _close(document)
+
+    def _drop(self, document: ColdDocument) -> None:
+        if not document.dropped:
+            document.dropped = True
+            del self._documents[document.subject.ref]
+            if not document.n_users:
+                _close(document)
+
+
+def _same(one: Subject, other: Subject) -> bool:
+    """Whether the cold snapshots are the same; what is resident may differ."""
+    return (one.token_digest, one.segments) == (other.token_digest, other.segments)
+
+
+def _close(document: ColdDocument) -> None:
+    if document.reader is not None:
+        document.reader.close()

@@ -1,0 +1,146 @@
+"""What of a windowed document is resident: ``[sinks | summary slots | window]``, rows in the order of their tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cache_store.keys import SnapshotKey
+from cache_store.segments import Segments
+from service.engine.digests import digest_of
+from service.engine.messages import DocumentRef, Retention
+from service.engine.protocol import RunnerLimits
+
+KEPT_VERSION = 1
+"""Of how slots are chosen: answers over other slots are other answers, and their KV is of no use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The rows that a retention leaves of a document of `n_tokens` tokens. Sinks and window are the same tokens in
+    every head; each of the `slots` is a token between them, in every head of every layer another one."""
+
+    n_tokens: int
+    sinks: int
+    slots: int
+    window: int
+    segments: Segments
+
+    @classmethod
+    def of(cls, n_tokens: int, retention: Retention) -> "Kept":
+        """Clips what `retention` wishes to what there is; the last token always stays."""
+        sinks = min(retention.sink_tokens, n_tokens - 1)
+        window = min(max(retention.window_tokens, 1), n_tokens - sinks)
+        slots = min(retention.summary_tokens, n_tokens - sinks - window)
+        return cls(n_tokens, sinks, slots, window, segments_of(n_tokens, retention))
+
+    @property
+    def n_rows(self) -> int:
+        return self.sinks + self.slots + self.window
+
+    @property
+    def middle(self) -> tuple[int, int]:
+        """The tokens [first, last) that are neither sinks nor window."""
+        return self.sinks, self.n_tokens - self.window
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every token of the document is resident in every head."""
+        return self.n_rows == self.n_tokens
+
+    @property
+    def verbatim(self) -> list[tuple[int, int]]:
+        """The tokens, as ranges [first, last), that are resident in every head."""
+        first, last = self.middle
+        return [(0, self.n_tokens)] if self.is_whole else [(0, first), (last, self.n_tokens)]
+
+    @property
+    def next_position(self) -> int:
+        return self.segments.next_position(self.n_tokens)
+
+    @property
+    def last_position(self) -> int:
+        return self.segments.last_position(self.n_tokens)
+
+    def digest(self, token_digest: str) -> str:
+        """Names these rows of the document whose tokens `token_digest` names."""
+        of_segments = self.segments.segment_tokens, self.segments.sink_tokens
+        parts = (KEPT_VERSION, self.sinks, self.slots, self.window, *of_segments)
+        return digest_of([*token_digest.encode(), *parts])
+
+    def row_tokens(self, token_ids: Sequence[int]) -> list[int]:
+        """A token id for each row, 0 for a slot."""
+        first, last = self.middle
+        return [*token_ids[:first], *[0] * self.slots, *token_ids[last:]]
+
+    def rows(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The token of each row, ``[n_kv_heads, n_rows]``, of one layer whose slots are ``[n_kv_heads, slots]``."""
+        first, last = self.middle
+        sinks, window = (np.tile(np.arange(*ends), (len(slots), 1)) for ends in ((0, first), (last, self.n_tokens)))
+        return np.concatenate((sinks, slots, window), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A document of known tokens, and what of it is resident: all of it when `kept` is None."""
+
+    ref: DocumentRef
+    token_digest: str
+    n_tokens: int
+    kept: Kept | None = None
+
+    @classmethod
+    def of(cls, ref: DocumentRef, token_digest: str, n_tokens: int, retention: Retention | None) -> "Subject":
+        return cls(ref, token_digest, n_tokens, None if retention is None else Kept.of(n_tokens, retention))
+
+    @property
+    def segments(self) -> Segments:
+        return Segments() if self.kept is None else self.kept.segments
+
+    @property
+    def n_rows(self) -> int:
+        """Rows in memory."""
+        return self.n_tokens if self.kept is None else self.kept.n_rows
+
+    @property
+    def digest(self) -> str:
+        """Names these rows."""
+        return self.token_digest if self.kept is None else self.kept.digest(self.token_digest)
+
+    @property
+    def next_position(self) -> int:
+        return self.segments.next_position(self.n_tokens)
+
+    @property
+    def full_key(self) -> SnapshotKey:
+        """Of the snapshot of all tokens: the cold one of a windowed document."""
+        return SnapshotKey(self.ref.owner_id, "document", self.ref.document_id)
+
+    @property
+    def key(self) -> SnapshotKey:
+        """Of the snapshot of what is resident."""
+        return self.full_key if self.kept is None else self.full_key.of_kind("resident")
+
+    @property
+    def scratch(self) -> DocumentRef:
+        return scratch_ref(self.ref)
+
+
+def scratch_ref(ref: DocumentRef) -> DocumentRef:
+    """Under which name a document of the runner that holds one segment after another is counted."""
+    return DocumentRef(ref.owner_id, f"{ref.document_id}/scratch")
+
+
+def segments_of(n_tokens: int, retention: Retention) -> Segments:
+    """How a document of `n_tokens` tokens is cut; a single segment is none, however it was asked for."""
+    return Segments(retention.segment_tokens, retention.sink_tokens).of_length(n_tokens)
+
+
+def check_retention(retention: Retention, limits: RunnerLimits) -> None:
+    """Raises ValueError for negative numbers, and for sinks behind which the runner can begin no segment."""
+    parts = retention.sink_tokens, retention.summary_tokens, retention.window_tokens, retention.fetch_tokens
+    if min(parts) < 0:
+        raise ValueError("no part of a retention is negative")
+    if retention.segment_tokens and retention.sink_tokens % limits.sink_multiple:
+        raise ValueError(f"{retention.sink_tokens} sinks are no multiple of {limits.sink_multiple}")
