@@ -49,7 +49,8 @@ class Sizes:
     `pool_nbytes`: most that documents may take; None is all that is left. `chunk_tokens`: of document prefill, also
     exllamav2's `max_input_len`. `rope_rows`: length of exllamav2's own RoPE tables. `piece_tokens`: of the past decoded
     at a time in prefill. `replay_scores`: scores of a repetition at a time. `max_dq_elements`: exllamav2's
-    `max_dq_size`. `logit_rows`: most rows whose logits one forward gives. `graph_rows`: rows of the captured decode steps, each captured for `graph_contexts` lengths.
+    `max_dq_size`. `logit_rows`: most rows whose logits one forward gives. `graph_rows`: rows of the captured decode
+    steps, each captured for `graph_contexts` lengths.
     """
 
     max_context: int
