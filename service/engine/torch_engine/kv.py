@@ -62,7 +62,7 @@ class DocumentKV:
     """The decoded KV of one document, read by every sequence on it and written only while it is built.
 
     `capacity` is `n_tokens` rounded up to 8, so that attention can cut the tokens into equal parts; what is
-    beyond `n_tokens` is zero and masked.
+    beyond `n_tokens` is zero and masked. `prefix`: where its chunks begin, behind the sinks of a segment.
     """
 
     def __init__(self, memory: KVMemory, capacity_tokens: int) -> None:
@@ -73,6 +73,30 @@ class DocumentKV:
         for x in (self.k, self.v):
             x[:, :, capacity_tokens:].zero_()
         self.n_tokens = 0
+        self.prefix = 0
+        self._positions: tuple[int | None, int | None] = (None, None)
+
+    def place(self, n_tokens: int, next_position: int | None = None, last_position: int | None = None) -> None:
+        """Declare rows present; without positions they are consecutive tokens from position 0."""
+        self.n_tokens = n_tokens
+        self._positions = next_position, last_position
+
+    @property
+    def next_position(self) -> int:
+        """Where the first token behind the document stands."""
+        given = self._positions[0]
+        return self.n_tokens if given is None else given
+
+    @property
+    def last_position(self) -> int:
+        """Where its last token stands."""
+        given = self._positions[1]
+        return self.next_position - 1 if given is None else given
+
+    @property
+    def consecutive(self) -> bool:
+        """Whether its rows are tokens one after the other, so that it can be prefilled further."""
+        return self._positions == (None, None)
 
     @property
     def nbytes(self) -> int:
@@ -84,17 +108,47 @@ class DocumentKV:
 
 
 class Tail:
-    """The private KV of one sequence: its turns after the document."""
+    """The private KV of one sequence: its turns after the document, and rows of the document fetched for one answer.
 
-    __slots__ = ("k", "length", "v")
+    Its rows are ``[turns | fetched | new]``. `first_fetched` and `n_fetched` say which are fetched.
+    """
+
+    __slots__ = ("first_fetched", "k", "length", "n_fetched", "v")
 
     def __init__(self, memory: KVMemory, capacity: int) -> None:
         self.k, self.v = memory.empty(capacity)
-        self.length = 0
+        self.clear()
 
     @property
     def capacity(self) -> int:
         return self.k.shape[2]
+
+    @property
+    def n_own(self) -> int:
+        """Tokens that the sequence itself added: what counts for the position of the next one."""
+        return self.length - self.n_fetched
+
+    def clear(self) -> None:
+        self.length = self.first_fetched = self.n_fetched = 0
+
+    def cut(self, n_tokens: int) -> None:
+        """Forget all but the first `n_tokens` rows."""
+        self.length = min(self.length, n_tokens)
+        self.n_fetched = min(self.n_fetched, max(0, self.length - self.first_fetched))
+
+    def mark_fetched(self, n_tokens: int) -> None:
+        """Count the next `n_tokens` rows as fetched. Raises ValueError when there are such rows already."""
+        if self.n_fetched:
+            raise ValueError("the tail has fetched rows already")
+        self.first_fetched, self.n_fetched = self.length, n_tokens
+
+    def drop_fetched(self) -> None:
+        """Take the fetched rows out; those behind them move up."""
+        first, last = self.first_fetched, self.first_fetched + self.n_fetched
+        if self.n_fetched:
+            for x in (self.k, self.v):
+                x[:, :, first : self.n_own] = x[:, :, last : self.length].clone()
+        self.length, self.n_fetched = self.n_own, 0
 
 
 class TailPool:
@@ -114,7 +168,7 @@ class TailPool:
         tail = self._tails[slot]
         if tail is None:
             tail = self._tails[slot] = Tail(self._memory, self._capacity)
-        tail.length = 0
+        tail.clear()
         return slot
 
     def give_back(self, slot: int) -> None:

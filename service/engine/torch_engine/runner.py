@@ -16,6 +16,7 @@ from service.engine.torch_engine.attention import causal_mask
 from service.engine.torch_engine.kv import DocumentKV, KVMemory, TailPool
 from service.engine.torch_engine.loading import LoadedModel, load_model
 from service.engine.torch_engine.plan import Group, Plan, PrefillDone, PrefillPlan, SequenceRows, StepPlan
+from service.engine.torch_engine.probes import QueriesPlan, ReplayPlan
 
 ENGINE_VERSION = "torch-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
@@ -89,14 +90,16 @@ class TorchRunner:
 
     def free_document(self, document: DocumentKV) -> None:
         document.k, document.v = self._memory.empty(0)
-        document.n_tokens = document.capacity = document.capacity_tokens = 0
+        document.place(0)
+        document.capacity = document.capacity_tokens = 0
 
     def prefill_chunk(
         self, document: DocumentKV, tokens: Sequence[int], between_layers: Callable[[], None] | None = None
     ) -> list[list[memoryview]]:
         """Raises ValueError when the chunk starts off a chunk boundary or does not fit the document."""
         n, block = len(tokens), self.layout.block_tokens
-        if document.n_tokens % self.limits.chunk_tokens or not 0 < n <= self.limits.chunk_tokens:
+        whole_chunks = document.consecutive and (document.n_tokens - document.prefix) % self.limits.chunk_tokens == 0
+        if not whole_chunks or not 0 < n <= self.limits.chunk_tokens:
             raise ValueError(f"a chunk of {n} tokens cannot follow {document.n_tokens} tokens")
         if document.n_tokens + n > document.capacity_tokens:
             raise ValueError(f"{n} more tokens do not fit a document of {document.capacity_tokens}")
@@ -113,8 +116,54 @@ class TorchRunner:
         target = slice(first_token, first_token + n_tokens)
         self._decode(records, n_tokens, document.k[layer, :, target], document.v[layer, :, target])
 
-    def finish_load(self, document: DocumentKV, n_tokens: int) -> None:
-        document.n_tokens = n_tokens
+    def finish_load(
+        self,
+        document: DocumentKV,
+        n_tokens: int,
+        *,
+        next_position: int | None = None,
+        last_position: int | None = None,
+    ) -> None:
+        document.place(n_tokens, next_position, last_position)
+
+    def keep_prefix(self, document: DocumentKV, n_tokens: int) -> None:
+        multiple = self.limits.sink_multiple
+        if n_tokens % multiple or not 0 <= n_tokens <= document.n_tokens or not document.consecutive:
+            raise ValueError(f"cannot keep {n_tokens} of a document's {document.n_tokens} tokens")
+        document.place(n_tokens)
+        document.prefix = n_tokens
+
+    def replay(
+        self,
+        document: DocumentKV,
+        tokens: Sequence[int],
+        sinks: int,
+        first: int,
+        last: int,
+        between_layers: Callable[[], None] | None = None,
+    ) -> Tensor:
+        """Raises ValueError unless sinks and tokens lie in the document one behind the other.
+
+        A layer is computed for all `tokens` at once: a few thousand keep memory and the pauses of others small.
+        """
+        if not (0 <= sinks <= first < last <= document.n_tokens and tokens):
+            raise ValueError(f"sinks {sinks} and tokens {first} to {last} of a document of {document.n_tokens}")
+        plan = ReplayPlan(document, sinks, first, last, self._rotation, between_layers)
+        positions = torch.arange(document.next_position, document.next_position + len(tokens))
+        with contextlib.suppress(PrefillDone):
+            self._run(tokens, positions, plan, torch.tensor([len(tokens) - 1]))
+        return torch.stack(plan.looks)
+
+    def question_queries(self, rows: Rows, heads: Sequence[tuple[int, int]]) -> Tensor:
+        """Raises ValueError when the model has not these heads, or the tail no room for the rows."""
+        layout = self.layout
+        if not heads or not all(0 <= i < layout.n_layers and 0 <= h < layout.n_kv_heads for i, h in heads):
+            raise ValueError(f"the model has no KV heads {list(heads)}")
+        member = self._member(rows, first=0)
+        plan = QueriesPlan(StepPlan([Group(rows.document, [member])], self._rotation), heads)
+        with contextlib.suppress(PrefillDone):
+            self._run(rows.tokens, self._positions(rows, member), plan, torch.tensor([member.n - 1]))
+        return plan.queries
 
     def new_tail(self) -> int:
         return self._tails.take()
@@ -126,8 +175,7 @@ class TorchRunner:
         return self._tails[slot].length
 
     def truncate_tail(self, slot: int, n_tokens: int) -> None:
-        tail = self._tails[slot]
-        tail.length = min(tail.length, n_tokens)
+        self._tails[slot].cut(n_tokens)
 
     def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
         k, v = self._tail_views(slot, first, last)
@@ -139,7 +187,9 @@ class TorchRunner:
             layers.append(records)
         return [list(block) for block in zip(*layers, strict=True)]
 
-    def import_tail(self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int) -> None:
+    def import_tail(
+        self, slot: int, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int, *, fetched: bool = False
+    ) -> None:
         tail = self._tails[slot]
         end = tail.length + n_tokens
         if end > tail.capacity:
@@ -148,7 +198,12 @@ class TorchRunner:
         for layer in range(self.layout.n_layers):
             records = memoryview(bytearray().join(block[layer] for block in blocks))
             self._decode(records, n_tokens, k[layer], v[layer])
+        if fetched:
+            tail.mark_fetched(n_tokens)
         tail.length = end
+
+    def drop_fetched(self, slot: int) -> None:
+        self._tails[slot].drop_fetched()
 
     def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
         """Raises ValueError when a sequence has no room for its rows."""
@@ -184,8 +239,11 @@ class TorchRunner:
 
     def _positions(self, rows: Rows, member: SequenceRows) -> Tensor:
         document = cast("DocumentKV | None", rows.document)
-        start = (document.n_tokens if document else 0) + member.tail.length - rows.refeed
-        return torch.arange(start, start + member.n)
+        start = (document.next_position if document else 0) + member.tail.n_own
+        positions = torch.arange(start - rows.refeed, start - rows.refeed + member.n)
+        if document and rows.refeed:
+            positions[0] = document.last_position
+        return positions
 
     def _tail_views(self, slot: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         tail = self._tails[slot]
