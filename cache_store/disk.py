@@ -6,6 +6,7 @@ Whoever writes takes a `Disk`, so that a test can give one that fails or dies at
 import ctypes
 import errno
 import os
+import resource
 import shutil
 import stat
 from collections.abc import Generator
@@ -144,6 +145,15 @@ def read_into(fd: int, buffer: memoryview, offset: int) -> int:
             break
         done += n
     return done
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files as far as it may go: an open snapshot holds a descriptor for each of its
+    shards, and a long document has hundreds of them."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    # Some systems state no bound and still refuse to have none.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def tree_size(path: Path) -> tuple[int, int]:

@@ -140,11 +140,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         rows = self.resident_rows
         return self.first_position + self.segments.last_position(self.n_tokens) if rows is None else rows.last_position
 
-    @property
-    def content_digest(self) -> str:
-        """Names the very bytes of all records and tokens: what is made from them can say from which."""
-        return xxhash.xxh3_128_hexdigest(self.token_digest.encode() + self.checksums)
-
     def checksum_table(self) -> npt.NDArray[np.uint64]:
         """``[n_blocks, n_layers]``."""
         return np.frombuffer(self.checksums, "<u8").reshape(self.n_blocks, self.layout.n_layers)

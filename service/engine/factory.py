@@ -71,9 +71,11 @@ def open_host(config: EngineConfig) -> "EngineHost":
     make = {"torch": _torch_parts, "exl2": _exl2_parts, "fake": _fake_parts}.get(config.engine)
     if make is None:
         raise ValueError(f"no engine {config.engine!r}: it is torch, exl2 or fake")
+    from cache_store.disk import allow_many_files
     from cache_store.store import SnapshotStore
     from service.engine.host.host import EngineHost
 
+    allow_many_files()
     parts = make(config)
     runner = parts.runner
     if config.max_context:

@@ -3,12 +3,26 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from cache_store.codec import decode_records, rotate
+from cache_store.rows import take_rows
 from cache_store.store import SnapshotStore
-from tests.cache_store.golden import DIRECTORY, LAYOUT, TOKENS, encoded_golden, golden_kv, write_golden
+from tests.cache_store.golden import (
+    DIRECTORY,
+    LAYOUT,
+    ROWS,
+    SEGMENTS,
+    SLOT,
+    TOKENS,
+    WINDOWED,
+    encoded_golden,
+    golden_kv,
+    write_golden,
+    write_windowed,
+)
 from tests.cache_store.recipes import CANARY, FINGERPRINT, KEY
 
 
@@ -19,6 +33,10 @@ def copy(tmp_path: Path) -> Path:
 
 def files(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (root / "snapshots").rglob("*") if path.is_file()}
+
+
+def files_by_place(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in (root / "snapshots").rglob("*") if p.is_file()}
 
 
 def test_the_golden_snapshot_is_read(copy: Path) -> None:
@@ -50,3 +68,20 @@ def test_the_golden_records_mean_what_they_meant(copy: Path) -> None:
 def test_the_golden_bytes_are_what_is_written_today(copy: Path, tmp_path: Path) -> None:
     write_golden(tmp_path / "new", encoded_golden())
     assert files(tmp_path / "new") == files(copy)
+
+
+def test_a_golden_document_in_segments_is_read(tmp_path: Path) -> None:
+    store = SnapshotStore(Path(shutil.copytree(WINDOWED, tmp_path / "golden")))
+    with store.open(KEY, FINGERPRINT, LAYOUT, segments=SEGMENTS) as cold:
+        assert (cold.next_position, cold.last_position, cold.canary) == (10, 4, CANARY)
+        assert cold.manifest.blocks.first_position == [0, 2]
+        with store.open(KEY.of_kind("resident"), FINGERPRINT, LAYOUT, context_digest="golden") as resident:
+            assert (resident.next_position, resident.last_position, resident.canary) == (10, 4, CANARY)
+            assert resident.token_ids.tolist() == [0 if row == SLOT else TOKENS[row] for row in ROWS]
+            for (_, _, records, _), (_, _, rows, _) in zip(cold.layers(), resident.layers(), strict=True):
+                assert b"".join(take_rows(records, 11, LAYOUT, np.array(ROWS))) == rows
+
+
+def test_golden_segments_and_rows_are_what_is_written_today(tmp_path: Path) -> None:
+    write_windowed(tmp_path / "new", encoded_golden())
+    assert files_by_place(tmp_path / "new") == files_by_place(WINDOWED)
