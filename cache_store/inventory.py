@@ -8,7 +8,8 @@ from cache_store.disk import names_in, tree_size
 from cache_store.errors import CacheStoreError, MissReason, SnapshotMiss
 from cache_store.keys import EntryName, SnapshotKey, parse_flat
 from cache_store.quarantine import read_note
-from cache_store.reader import SnapshotReader, read_stored_manifest
+from cache_store.reader import SnapshotReader
+from cache_store.stored import read_stored_manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Reads a snapshot. Nothing is handed out before its checksum passed in this process's own memory."""
 
-import errno
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -8,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cache_store.disk import NotPlain, is_transient, open_directory, open_plain, read_into
-from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
+from cache_store.disk import open_plain, read_into
+from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.fingerprint import Fingerprint, token_digest
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout
-from cache_store.manifest import MANIFEST_NAME, Canary, Manifest, check_identity, read_manifest
+from cache_store.manifest import Canary, Manifest
 from cache_store.pieces import Buffers, Order, Piece, Run, Span, block_spans, layer_spans, plan_spans
 from cache_store.readahead import HeapBuffers, read_ahead, read_inline, read_together
 from cache_store.segments import Segments
 from cache_store.shards import TOKEN_NBYTES, Geometry, Shard, plan_shards
+from cache_store.stored import as_miss, check_identity, located, manifest_in
 
 _INLINE_NBYTES = 2 << 20
 
@@ -54,7 +54,7 @@ class SnapshotReader:
         self._buffers = HeapBuffers()
         self._running: list[Generator[Piece]] = []
         try:
-            directory = self._own(_located(snapshots, name))
+            directory = self._own(located(snapshots, name))
             status = os.fstat(directory)
             self.directory_id = (status.st_dev, status.st_ino)
             self._read_manifest(directory)
@@ -167,7 +167,7 @@ class SnapshotReader:
         return fd
 
     def _read_manifest(self, directory: int) -> None:
-        self.manifest = _manifest_in(directory)
+        self.manifest = manifest_in(directory)
         self.layout = self.manifest.layout.layout()
 
     def _open_shards(self, directory: int) -> None:
@@ -218,48 +218,10 @@ class SnapshotReader:
 
     def _damage(self, error: OSError | SnapshotMiss) -> SnapshotMiss:
         """The miss that an error met while reading amounts to, reported to whoever opened this reader."""
-        miss = error if isinstance(error, SnapshotMiss) else _as_miss(error)
+        miss = error if isinstance(error, SnapshotMiss) else as_miss(error)
         if self._on_damage is not None:
             self._on_damage(self, miss)
         return miss
-
-
-def read_stored_manifest(snapshots: Path, name: EntryName) -> Manifest:
-    """The manifest of a published snapshot, whose other files are not looked at. Raises SnapshotMiss."""
-    try:
-        directory = _located(snapshots, name)
-        try:
-            return _manifest_in(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        raise _as_miss(error) from None
-
-
-def _manifest_in(directory: int) -> Manifest:
-    fd, nbytes = open_plain(MANIFEST_NAME, directory)
-    try:
-        return read_manifest(fd, nbytes)
-    finally:
-        os.close(fd)
-
-
-def _located(snapshots: Path, name: EntryName) -> int:
-    try:
-        return open_directory(snapshots, *name.parts)
-    except FileNotFoundError:
-        raise SnapshotMiss(MissReason.ABSENT, "there is no snapshot") from None
-
-
-def _as_miss(error: OSError) -> SnapshotMiss:
-    """What an error says about the snapshot. Raises StorageFailed when it says nothing about it."""
-    if is_transient(error):
-        raise StorageFailed(f"reading a snapshot: {error.strerror}") from error
-    if isinstance(error, FileNotFoundError):
-        return SnapshotMiss(MissReason.TRUNCATED, f"{error.filename} is missing")
-    if isinstance(error, NotPlain) or error.errno in (errno.ELOOP, errno.ENOTDIR):
-        return SnapshotMiss(MissReason.CHECKSUM, f"{error.filename} is not a plain file or directory")
-    return SnapshotMiss(MissReason.CHECKSUM, f"cannot be read: {error.strerror or error}")
 
 
 def _check_header(fd: int, shard: Shard, nbytes: int) -> None:

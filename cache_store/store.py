@@ -17,9 +17,10 @@ from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVLayout
 from cache_store.lock import BuildLock
 from cache_store.quarantine import QuarantineNote, set_aside
-from cache_store.reader import SnapshotReader, read_stored_manifest
+from cache_store.reader import SnapshotReader
 from cache_store.removal import discard_all
 from cache_store.segments import WHOLE, Segments
+from cache_store.stored import read_stored_manifest
 from cache_store.subject import BuildSubject
 from cache_store.sweep import QUARANTINE_S, SweepReport, sweep
 

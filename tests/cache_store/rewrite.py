@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from cache_store.manifest import decode_manifest
+from cache_store.stored import decode_manifest
 from tests.cache_store.recipes import Recipe
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.layout import KVLayout, KVType
-from cache_store.manifest import MANIFEST_LIMIT, Manifest, decode_manifest, encode_manifest, read_manifest
+from cache_store.manifest import Manifest, encode_manifest
 from cache_store.store import SnapshotStore
+from cache_store.stored import MANIFEST_LIMIT, decode_manifest, read_manifest
 from tests.cache_store.damage import expect_miss, flip
 from tests.cache_store.recipes import FINGERPRINT, KEY, LAYOUT, Recipe
 from tests.cache_store.rewrite import rewrite
