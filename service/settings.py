@@ -84,6 +84,12 @@ class Settings(BaseSettings):
     parse_timeout_s: float = Field(900.0, gt=0, description="Longest time one document may be parsed.")
     parse_memory_bytes: int = Field(2 * GIB, gt=0, description="Memory of the parsing process.")
     answer_room_tokens: int = Field(768, gt=0, description="Tokens of the context kept free for question and answer.")
+    segment_tokens: int = Field(
+        2048, ge=256, description="Longest part in which a document that does not fit the context is read."
+    )
+    max_document_tokens: int = Field(
+        1_000_000, ge=1, description="Longest document of which only a part stays in memory."
+    )
     snapshot_budget_bytes: int = Field(0, ge=0, description="Disk for snapshots; 0 is no limit.")
     free_floor_bytes: int = Field(512 * MIB, ge=0, description="Free disk that is never used up.")
     sweep_interval_s: float = Field(60.0, gt=0, description="How often expired documents are removed.")

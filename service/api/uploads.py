@@ -65,7 +65,7 @@ def _settings(form: Form) -> UploadSettings:
         filename=form.filename,
         title=form.fields.get("title", ""),
         password=form.fields.get("password") or None,
-        retention=form.fields.get("retention", "").strip() or "full",
+        retention=form.fields.get("retention", ""),
         ttl_s=_integer("ttl_s", form.fields.get("ttl_s", "")),
         visibility=form.fields.get("visibility", "").strip() or "private",
     )
@@ -91,7 +91,11 @@ class UploadOperation(Operation):
                 "file": Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY),
                 "title": text,
                 "password": text,
-                "retention": text,
+                "retention": Schema(
+                    type=OpenAPIType.STRING,
+                    description="`full`, `balanced`, `small`, or JSON with `sink_tokens`, `summary_tokens` and "
+                    "`window_tokens`. Chosen by the document's length if left out.",
+                ),
                 "ttl_s": number,
                 "visibility": text,
             },

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from service.cli.output import err, expected_errors, json_option, print_json
+from service.cli.output import err, expected_errors, json_option, print_json, retention_option
 
 
 @click.command()
@@ -21,6 +21,7 @@ from service.cli.output import err, expected_errors, json_option, print_json
 @click.option("--seed", type=int, help="Makes answers with a temperature repeatable.")
 @click.option("--stop", multiple=True, help="A string that ends an answer; may be given several times.")
 @click.option("--password", help="Opens an encrypted PDF; it is not stored.")
+@retention_option
 @json_option
 @expected_errors
 def ask(
@@ -28,6 +29,7 @@ def ask(
     questions: tuple[str, ...],
     session_id: str | None,
     password: str | None,
+    retention: str,
     as_json: bool,
     **parameters: Any,
 ) -> None:
@@ -37,7 +39,8 @@ def ask(
     """
     if not file.startswith("doc_") and not Path(file).is_file():
         raise click.UsageError(f"There is no file {file!r}.")
-    result = asyncio.run(_ask(file, questions, session_id, password, as_json, parameters))
+    how = {"password": password, "retention": retention}
+    result = asyncio.run(_ask(file, questions, session_id, how, as_json, parameters))
     if as_json:
         print_json(result)
 
@@ -46,7 +49,7 @@ async def _ask(
     file: str,
     questions: tuple[str, ...],
     session_id: str | None,
-    password: str | None,
+    how: dict[str, Any],
     quiet: bool,
     parameters: dict[str, Any],
 ) -> dict[str, Any]:
@@ -59,7 +62,7 @@ async def _ask(
     for question in wanted:
         question.check()
     async with local_services(read_settings()) as services:
-        document_id = await _document(services, file, password)
+        document_id = await _document(services, file, how)
         session_id = await _session(services, document_id, session_id)
         answers = [await _answer(services, session_id, question, quiet) for question in wanted]
         if not quiet:
@@ -68,12 +71,16 @@ async def _ask(
         return {"document": document, "session_id": session_id, "answers": answers}
 
 
-async def _document(services: Any, file: str, password: str | None) -> str:
+async def _document(services: Any, file: str, how: dict[str, Any]) -> str:
+    """`how` are the options of `read_document`, which do not change a document that was read before."""
     from service.cli.documents import existing_document, read_document
+    from service.errors import Invalid
 
     if file.startswith("doc_") and not Path(file).exists():
+        if how["retention"]:
+            raise Invalid("--retention is for a file: that of a document that was read before stays as it is.")
         return (await existing_document(services, file)).id
-    row, _ = await read_document(services, Path(file), password=password)
+    row, _ = await read_document(services, Path(file), **how)
     return row.id
 
 
@@ -115,6 +122,11 @@ def _print_end(answer: dict[str, Any]) -> None:
         quote = " ".join(citation["quote"].split())
         sys.stdout.write(f'  page {citation["page"]}: "{quote}" ({citation["score"]:.2f})\n')
     sys.stdout.flush()
+    for part in answer["provenance"]:
+        if part["mode"] == "fetched":
+            err.print(f"  fetched from pages {part['first_page']} to {part['last_page']}", style="dim", markup=False)
+    if answer["notice"]:
+        err.print(f"  {answer['notice']}", style="yellow", markup=False)
     usage, cache, timings = answer["usage"], answer["cache"], answer["timings"]
     miss = f" (snapshot missing: {cache['miss_reason']})" if cache["miss_reason"] else ""
     first = "-" if timings["ttft_ms"] is None else f"{timings['ttft_ms']:.0f} ms"

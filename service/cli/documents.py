@@ -9,6 +9,7 @@ from service.api.principal import OWNER
 from service.api.schemas.documents import document_body
 from service.cli.output import err
 from service.core.documents import DocumentView
+from service.core.retention import stored_policy
 from service.core.services import Services
 from service.core.uploads import UploadSettings
 from service.db.models import DocumentRow
@@ -26,19 +27,28 @@ _STAGES = {
 
 
 async def read_document(
-    services: Services, path: Path, *, password: str | None = None, title: str = ""
+    services: Services, path: Path, *, password: str | None = None, title: str = "", retention: str = ""
 ) -> tuple[DocumentRow, bool]:
     """A file's document once it is ready, and whether it was new.
 
     The same bytes are read once. Raises ServiceError with the reason when the document cannot be read,
     OSError.
     """
-    row, created = await _take_in(services, path, UploadSettings(path.name, title, password))
+    row, created = await _take_in(services, path, UploadSettings(path.name, title, password, retention))
     view = await _follow(services, row.id, path.name)
     if view.status != "ready":
         error = view.row
         raise ServiceError(error.error_detail or f"it is {view.status}", code=error.error_code or view.status)
     return view.row, created
+
+
+def kept_text(row: DocumentRow) -> str:
+    """What stays in memory of a document, for people."""
+    policy = stored_policy(row.policy)
+    if not policy.is_windowed:
+        return "kept whole"
+    chosen = ", chosen because it is long" if policy.automatic else ""
+    return f"{row.snapshot_resident_tokens} of its tokens stay in memory ({policy.preset}{chosen})"
 
 
 async def existing_document(services: Services, document_id: str) -> DocumentRow:

@@ -19,6 +19,13 @@ EXIT_INTERRUPTED = 130
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
 
+retention_option = click.option(
+    "--retention",
+    default="",
+    help="What stays in memory: full, balanced, small, or JSON with sink_tokens, summary_tokens and window_tokens. "
+    "Chosen by the document's length if left out.",
+)
+
 
 def print_json(value: Any) -> None:
     """One JSON document, one line."""

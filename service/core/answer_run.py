@@ -16,6 +16,7 @@ from service.engine.messages import (
     AnswerRequest,
     AnswerStarted,
     AnswerText,
+    BuildDone,
     DocumentRef,
     Failed,
     Sampling,
@@ -29,8 +30,8 @@ _ENDED_EARLY = Failed("engine_lost", "The engine ended the answer without a word
 _LOST_DETAIL = "The engine stopped while this was being answered and is being restarted: ask again."
 _MISS_DETAIL = "The document's snapshot was lost again right after it had been rebuilt: ask again."
 
-Rebuild = Callable[[str], Awaitable[DocumentRow]]
-"""Computes the snapshot of a document (by its id) again; the document as it is then."""
+Rebuild = Callable[[str], Awaitable[tuple[DocumentRow, BuildDone]]]
+"""Brings back the snapshot of a document (by its id); the document as it is then, and what it took."""
 OnText = Callable[[str], None]
 
 
@@ -89,6 +90,7 @@ class Job:
             sampling=self.sampling,
             kv_id=self.answer_id,
             pinned=document.pinned,
+            retention=self.context.policy.retention,
         )
 
 
@@ -146,12 +148,13 @@ class AnswerRun:
         if rebuilt is None:
             return Failed("cancelled", "Nobody waited for this answer.")
         ms = (self._clock.monotonic() - began) * 1e3
-        outcome.rebuilt = Rebuilt(miss.miss_reason or "absent", rebuilt.token_count or 0, ms)
-        job.context = replace(job.context, document=rebuilt)
+        document, done = rebuilt
+        outcome.rebuilt = Rebuilt(miss.miss_reason or "absent", done.prefilled_tokens, ms)
+        job.context = replace(job.context, document=document)
         return await self._attempt(job, outcome, on_text)
 
-    async def _rebuild_or_cancel(self, job: Job) -> DocumentRow | None:
-        """The rebuilt document, or None when the job was cancelled first; the rebuild goes on for others
+    async def _rebuild_or_cancel(self, job: Job) -> tuple[DocumentRow, BuildDone] | None:
+        """The rebuilt document and its build, or None when the job was cancelled first; the rebuild goes on for others
         then."""
         rebuild = asyncio.ensure_future(self._rebuild(job.context.document.id))
         cancelled = asyncio.ensure_future(job.cancelled.wait())
@@ -168,6 +171,6 @@ class AnswerRun:
         return (self._clock.monotonic() - job.accepted) * 1e3
 
 
-def _consume(task: "asyncio.Future[DocumentRow]") -> None:
+def _consume(task: "asyncio.Future[Any]") -> None:
     with suppress(asyncio.CancelledError):
         task.exception()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from ingest.model import PageTokens
 from service.core.access import usable_session
 from service.core.admission import Admission, Ticket
 from service.core.answer_run import ENGINE_RETRY_AFTER_S, AnswerRun, Job
@@ -12,6 +13,7 @@ from service.core.citation_indexes import CitationIndexes
 from service.core.citations import Citation
 from service.core.clock import Clock
 from service.core.preparation import Preparation
+from service.core.provenance import Reading, whole_document
 from service.core.results import Outcome
 from service.core.sampling import Question
 from service.core.streams import AnswerStream
@@ -147,6 +149,8 @@ class AnswerService:
         outcome = await self._run.run(job, stream.add_text)
         if outcome.text and outcome.error is None:
             outcome.citations = await self._cite(job, outcome)
+        if outcome.started is not None:
+            await self._account(job, outcome)
         _log.info("answer over", answer_id=job.answer_id, status=outcome.status, total_ms=round(outcome.total_ms))
         return await self._turns.finish(job, outcome)
 
@@ -156,6 +160,19 @@ class AnswerService:
         except Exception as error:  # an answer without citations is better than none
             _log.error("citing failed", answer_id=job.answer_id, exc_info=error)
             return []
+
+    async def _account(self, job: Job, outcome: Outcome) -> None:
+        """Say which pages the answer stands on."""
+        document, policy = job.context.document, job.context.policy
+        if not policy.is_windowed:
+            outcome.provenance = [whole_document(document.id, document.page_count or 1)]
+            return
+        async with self._database.reading() as uow:
+            pages = [PageTokens(*page) for page in await uow.pages.ranges(document.id)]
+        reading = Reading(document.id, policy, document.token_count or 0, pages, outcome.spans)
+        outcome.provenance = reading.provenance()
+        if outcome.text:
+            outcome.notice = reading.notice([citation.page for citation in outcome.citations])
 
     def _abandon(self, running: _Running) -> None:
         _log.info("answer abandoned", answer_id=running.job.answer_id)

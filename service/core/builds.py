@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 import structlog
 
-from service.engine.messages import BuildDone, BuildProgress, BuildRequest, DocumentRef, Failed
+from service.engine.messages import BuildDone, BuildProgress, BuildRequest, DocumentRef, Failed, Retention
 from service.engine.protocol import EngineClient
 from service.errors import NotFound, ServiceError, StorageFull, TooLong, Unavailable
 
@@ -22,6 +22,7 @@ async def build_snapshot(
     engine: EngineClient,
     document: DocumentRef,
     token_ids: list[int],
+    retention: Retention | None = None,
     on_progress: Callable[[BuildProgress], None] = lambda _: None,
 ) -> BuildDone:
     """The finished build. Waits for an engine that is down, and goes on from the journal when it is back.
@@ -29,7 +30,7 @@ async def build_snapshot(
     Raises StorageFull, TooLong, NotFound (the document was deleted meanwhile) or Unavailable. Cancelling the
     task cancels the build in the engine.
     """
-    attempt = _Attempt(engine, document, token_ids, on_progress)
+    attempt = _Attempt(engine, document, token_ids, retention, on_progress)
     losses, furthest = 0, 0
     while True:
         await _until_alive(engine)
@@ -53,10 +54,11 @@ async def build_snapshot(
 class _Attempt:
     """`done` is the most tokens any run has reported durable."""
 
-    def __init__(self, engine, document, token_ids, on_progress) -> None:
+    def __init__(self, engine, document, token_ids, retention, on_progress) -> None:
         self._engine = engine
         self._document = document
         self._token_ids = token_ids
+        self._retention = retention
         self._on_progress = on_progress
         self._n_runs = 0
         self.done = 0
@@ -64,7 +66,7 @@ class _Attempt:
     async def run(self) -> BuildDone | Failed:
         self._n_runs += 1
         request_id = f"build_{self._document.document_id}_{self._n_runs}"
-        request = BuildRequest(request_id, self._document, self._token_ids)
+        request = BuildRequest(request_id, self._document, self._token_ids, self._retention)
         end: BuildDone | Failed = Failed("internal", "the engine ended a build without a word")
         async with aclosing(self._engine.build(request)) as events:  # type: ignore[type-var]
             async for event in events:

@@ -6,8 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
+from service.core.retention import Policy, stored_policy
 from service.db.models import DocumentRow, TurnRow
-from service.engine.messages import EngineInfo, TurnRef
+from service.engine.messages import EngineInfo, SpanRef, TurnRef
 from service.errors import Invalid, TooLong
 
 DEFAULT_ANSWER_TOKENS = 512
@@ -30,6 +31,15 @@ def unpack_ids(data: bytes) -> list[int]:
     return np.frombuffer(data, "<i4").tolist()
 
 
+def pack_spans(spans: Sequence[SpanRef]) -> list[list[int]]:
+    """Spans as stored."""
+    return [[span.first, span.n_tokens] for span in spans]
+
+
+def unpack_spans(stored: Sequence[Sequence[int]]) -> list[SpanRef]:
+    return [SpanRef(first, n_tokens) for first, n_tokens in stored]
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """A ready document and the turns of a session that a question follows."""
@@ -40,12 +50,16 @@ class Context:
 
     @classmethod
     def of(cls, document: DocumentRow, turns: Sequence[TurnRow]) -> "Context":
-        refs = [TurnRef(turn.kv_id or turn.id, unpack_ids(turn.token_ids)) for turn in turns]
+        refs = [TurnRef(turn.kv_id or turn.id, unpack_ids(turn.token_ids), unpack_spans(turn.spans)) for turn in turns]
         return cls(document, refs, unpack_ids(turns[-1].pending_ids) if turns else [])
 
     @property
     def n_document_tokens(self) -> int:
         return self.document.token_count or 0
+
+    @property
+    def policy(self) -> Policy:
+        return stored_policy(self.document.policy)
 
     @property
     def n_turn_tokens(self) -> int:
@@ -64,10 +78,12 @@ def answer_room(context: Context, n_prompt: int, max_tokens: int | None, *, engi
     """
     if max_tokens is not None and not 1 <= max_tokens <= limit:
         raise Invalid(f"max_tokens is {max_tokens}; it must be from 1 to {limit}.", param="max_tokens")
-    room = engine.max_context - context.n_document_tokens
-    numbers = f"The model's context is {engine.max_context} tokens, the document takes {context.n_document_tokens}"
-    if 0 < engine.tail_tokens < room:
-        room = engine.tail_tokens
+    taken, policy = context.policy.next_position(context.n_document_tokens), context.policy
+    room = engine.max_context - taken
+    numbers = f"The model's context is {engine.max_context} tokens, the document takes {taken}"
+    # What is fetched for a question lies beside the turns, at positions of its own.
+    if engine.tail_tokens and engine.tail_tokens - policy.fetch_tokens < room:
+        room = engine.tail_tokens - policy.fetch_tokens
         numbers = f"A session has room for {room} tokens beside its document"
     numbers += f", the {len(context.turns)} earlier turns {context.n_turn_tokens}, the question {n_prompt}"
     left = room - context.n_turn_tokens - n_prompt

@@ -11,15 +11,19 @@ from service.core import statuses
 from service.core.builds import build_snapshot
 from service.core.clock import Clock
 from service.core.files import Files
+from service.core.policies import Policies
 from service.core.progress import Meter, ProgressBoard
 from service.core.prompts import Prompts
+from service.core.retention import Policy
 from service.core.snapshots import snapshot_columns, token_columns
-from service.core.tokens import SnapshotTokens, require_room, stored_document, tokenize_document, unpack
+from service.core.tokens import SnapshotTokens, stored_document, tokenize_document, unpack
 from service.db.engine import Database
 from service.db.models import DocumentRow, PageRow
 from service.engine.messages import BuildProgress, DocumentRef
 from service.engine.protocol import EngineClient
 from service.errors import NotFound
+
+_BUILDING = (statuses.PREFILLING, statuses.COMPACTING, statuses.PERSISTING)
 
 
 class Read(Protocol):
@@ -33,8 +37,7 @@ class Read(Protocol):
 @dataclass(slots=True)
 class Ingestion:
     """Takes up a document wherever its row says it is. `parsing` bounds how many are parsed at once; one
-    is built at a time, because two would only share the engine. `room_tokens` stay free for question and
-    answer.
+    is built at a time, because two would only share the engine.
     """
 
     db: Database
@@ -44,7 +47,7 @@ class Ingestion:
     read: Read
     board: ProgressBoard
     clock: Clock
-    room_tokens: int
+    policies: Policies
     parsing: asyncio.Semaphore
     building: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
@@ -56,11 +59,11 @@ class Ingestion:
         row = await self._row(document_id)
         if row.status in {statuses.QUEUED, statuses.PARSING}:
             async with self.parsing:
-                token_ids = await self._parse(row, take_password())
+                token_ids, policy = await self._parse(row, take_password())
         else:
-            token_ids = await self._stored_tokens(row)
+            token_ids, policy = await self._stored_tokens(row)
         async with self.building:
-            await self._build(row, token_ids)
+            await self._build(row, token_ids, policy)
 
     async def _row(self, document_id: str) -> DocumentRow:
         async with self.db.reading() as uow:
@@ -69,7 +72,7 @@ class Ingestion:
             raise NotFound("The document was removed.")
         return row
 
-    async def _parse(self, row: DocumentRow, password: str | None) -> list[int]:
+    async def _parse(self, row: DocumentRow, password: str | None) -> tuple[list[int], Policy]:
         await self._move(row.id, statuses.PARSING)
         meter = Meter(self.clock, statuses.PARSING, "pages")
 
@@ -77,45 +80,53 @@ class Ingestion:
             self.board.publish(row.id, meter.at(done, total))
 
         document = await self.read(self.files.path(row.id), password=password, on_progress=report)
-        return await self._store_text(row.id, document)
+        return await self._store_text(row, document)
 
-    async def _stored_tokens(self, row: DocumentRow) -> list[int]:
+    async def _stored_tokens(self, row: DocumentRow) -> tuple[list[int], Policy]:
         async with self.db.reading() as uow:
             packed = await uow.documents.token_ids(row.id)
             pages = await uow.pages.all(row.id)
         if packed is not None and row.template_digest == self.prompts.digest:
-            return unpack(packed)
-        return await self._store_text(row.id, stored_document(row, pages))
+            return unpack(packed), await self._stored_policy(row)
+        return await self._store_text(row, stored_document(row, pages))
 
-    async def _store_text(self, document_id: str, document: Document) -> list[int]:
-        tokens = await tokenize_document(document, self.prompts)
-        require_room(len(tokens.ids), max_context=self.engine.info.max_context, room_tokens=self.room_tokens)
-        rows = _page_rows(document_id, document, tokens)
+    async def _stored_policy(self, row: DocumentRow) -> Policy:
+        policy = self.policies.of(row)
         async with self.db.writing() as uow:
-            await uow.pages.replace(document_id, rows)
+            _require(await uow.documents.change(row.id, only_if=statuses.UNFINISHED, policy=policy.stored()))
+        return policy
+
+    async def _store_text(self, row: DocumentRow, document: Document) -> tuple[list[int], Policy]:
+        tokens = await tokenize_document(document, self.prompts)
+        policy = self.policies.choose(row, len(tokens.ids))
+        rows = _page_rows(row.id, document, tokens)
+        async with self.db.writing() as uow:
+            await uow.pages.replace(row.id, rows)
             moved = await uow.documents.change(
-                document_id,
+                row.id,
                 only_if=statuses.UNFINISHED,
                 snapshot_state="building",
                 page_count=len(rows),
                 media_type=str(document.media_type),
                 warnings=list(document.warnings),
+                policy=policy.stored(),
                 **token_columns(tokens),
             )
             _require(moved)
-        return tokens.ids
+        return tokens.ids, policy
 
-    async def _build(self, row: DocumentRow, token_ids: list[int]) -> None:
-        meters = {stage: Meter(self.clock, stage, "tokens") for stage in (statuses.PREFILLING, statuses.PERSISTING)}
+    async def _build(self, row: DocumentRow, token_ids: list[int], policy: Policy) -> None:
+        meters = {stage: Meter(self.clock, stage, "tokens") for stage in _BUILDING}
 
         def report(event: BuildProgress) -> None:
             meter = meters.get(event.stage, meters[statuses.PREFILLING])
             self.board.publish(row.id, meter.at(event.done, event.total))
 
-        if row.status != statuses.PERSISTING:
+        if row.status in statuses.before(statuses.PREFILLING):
             await self._move(row.id, statuses.PREFILLING)
         self.board.publish(row.id, meters[statuses.PREFILLING].at(0, len(token_ids)))
-        done = await build_snapshot(self.engine, DocumentRef(row.owner_id, row.id), token_ids, report)
+        ref = DocumentRef(row.owner_id, row.id)
+        done = await build_snapshot(self.engine, ref, token_ids, policy.retention, report)
         await self._move(row.id, statuses.READY, **snapshot_columns(done, self.engine))
 
     async def _move(self, document_id: str, status: str, **values: Any) -> None:

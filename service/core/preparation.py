@@ -3,7 +3,7 @@ answer."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from service.core.access import usable_session
 from service.core.answer_run import Job
@@ -13,6 +13,7 @@ from service.core.ids import new_id
 from service.core.sampling import Question
 from service.db.engine import Database
 from service.db.models import DocumentRow, TurnRow
+from service.engine.messages import BuildDone
 from service.engine.protocol import EngineClient
 from service.errors import Conflict, NotFound
 
@@ -24,7 +25,7 @@ class DocumentSnapshots(Protocol):
         """The row with tokens of the prompt as it is now. Raises TooLong."""
         ...
 
-    async def rebuild(self, document_id: str) -> Any:
+    async def rebuild(self, document_id: str) -> BuildDone:
         """Bring back a lost snapshot. Raises NotFound, Conflict, TooLong, StorageFull, Unavailable."""
         ...
 
@@ -85,14 +86,14 @@ class Preparation:
             accepted=accepted,
         )
 
-    async def rebuild(self, document_id: str) -> DocumentRow:
+    async def rebuild(self, document_id: str) -> tuple[DocumentRow, BuildDone]:
         """Bring back the document's snapshot; the row as it is then."""
-        await self._snapshots.rebuild(document_id)
+        done = await self._snapshots.rebuild(document_id)
         async with self._database.reading() as uow:
             document = await uow.documents.get(document_id)
         if document is None:
             raise NotFound("The document was deleted meanwhile.")
-        return document
+        return document, done
 
     async def _document(self, owner_id: str, session_id: str) -> DocumentRow:
         async with self._database.reading() as uow:

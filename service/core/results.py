@@ -5,14 +5,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from service.core.citations import Citation
+from service.core.provenance import Provenance
 from service.db.models import DocumentRow, TurnRow
-from service.engine.messages import AnswerDone, AnswerStarted
+from service.engine.messages import AnswerDone, AnswerStarted, SpanRef
 from service.errors import ServiceError
 
 
 @dataclass(slots=True)
 class Rebuilt:
-    """A document's snapshot was missing and was computed again for this answer."""
+    """A document's snapshot was missing and was brought back for this answer. `n_tokens` had to be computed."""
 
     miss_reason: str
     n_tokens: int
@@ -30,6 +31,8 @@ class Outcome:
     cancelled: bool = False
     rebuilt: Rebuilt | None = None
     citations: list[Citation] = field(default_factory=list)
+    provenance: list[Provenance] = field(default_factory=list)
+    notice: str | None = None
     queue_ms: float = 0.0
     ttft_ms: float | None = None
     total_ms: float = 0.0
@@ -46,11 +49,10 @@ class Outcome:
             return self.done.finish_reason
         return "cancelled" if self.cancelled else None
 
-
-def provenance_of(document: DocumentRow) -> list[dict[str, Any]]:
-    """Every page was attended to as it stands."""
-    pages = {"first_page": 1, "last_page": document.page_count or 1}
-    return [{"document_id": document.id, **pages, "mode": "verbatim"}]
+    @property
+    def spans(self) -> list[SpanRef]:
+        """What was fetched."""
+        return self.started.spans if self.started else []
 
 
 def usage_of(outcome: Outcome, document: DocumentRow) -> dict[str, Any]:
@@ -62,6 +64,7 @@ def usage_of(outcome: Outcome, document: DocumentRow) -> dict[str, Any]:
         "reused_tokens": max(0, started.reused_tokens - rebuilt) if started else 0,
         "prefilled_tokens": (started.prefilled_tokens if started else 0) + rebuilt,
         "completion_tokens": outcome.done.completion_tokens if outcome.done else 0,
+        "first_pass_tokens": started.first_pass_tokens if started else 0,
     }
 
 
@@ -69,14 +72,14 @@ def cache_of(outcome: Outcome) -> dict[str, Any]:
     """Where the document's KV came from. `miss_reason` is that of the snapshot, else of an earlier turn's
     KV."""
     started, rebuilt = outcome.started, outcome.rebuilt
-    if rebuilt is not None or started is None:
-        reason = rebuilt.miss_reason if rebuilt else None
+    reason = rebuilt.miss_reason if rebuilt else None
+    if started is None or (rebuilt is not None and rebuilt.n_tokens):
         return {"source": "none", "restored_tokens": 0, "restore_ms": 0.0, "miss_reason": reason}
     return {
         "source": started.source,
         "restored_tokens": started.restored_tokens,
         "restore_ms": round(started.restore_ms, 3),
-        "miss_reason": started.miss_reason,
+        "miss_reason": reason or started.miss_reason,
     }
 
 
@@ -88,6 +91,7 @@ def timings_of(outcome: Outcome) -> dict[str, Any]:
         "ttft_ms": round(outcome.ttft_ms, 3) if outcome.ttft_ms is not None else None,
         "total_ms": round(outcome.total_ms, 3),
         "decode_tokens_per_s": round(outcome.done.decode_tokens_per_s, 3) if outcome.done else 0.0,
+        "fetch_ms": round(outcome.started.fetch_ms, 3) if outcome.started else 0.0,
     }
 
 
@@ -101,7 +105,8 @@ def columns_of(outcome: Outcome, document: DocumentRow) -> dict[str, Any]:
         "error_code": error.code if error else None,
         "error_detail": error.detail if error else None,
         "citations": [asdict(citation) for citation in outcome.citations],
-        "provenance": provenance_of(document),
+        "provenance": [asdict(part) for part in outcome.provenance],
+        "notice": outcome.notice,
         "usage": usage_of(outcome, document),
         "cache": cache_of(outcome),
         "timings": timings_of(outcome),
@@ -116,7 +121,8 @@ def result_of(turn: TurnRow) -> dict[str, Any]:
         "finish_reason": turn.finish_reason,
         "citations": turn.citations,
         "provenance": turn.provenance,
-        "usage": turn.usage,
+        "notice": turn.notice,
+        "usage": {"first_pass_tokens": 0, **turn.usage},
         "cache": turn.cache,
-        "timings": turn.timings,
+        "timings": {"fetch_ms": 0.0, **turn.timings},
     }

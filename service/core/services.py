@@ -16,8 +16,10 @@ from service.core.files import Files
 from service.core.health import Readiness
 from service.core.ingestion import Ingestion
 from service.core.jobs import Jobs
+from service.core.policies import Policies
 from service.core.progress import ProgressBoard
 from service.core.recovery import recover
+from service.core.retention import Bounds
 from service.core.snapshots import Snapshots
 from service.core.uploads import Uploads
 from service.db.engine import Database
@@ -68,6 +70,7 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
 
 def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: ProgressBoard) -> Services:
     db, engine, clock, settings = adapters.db, adapters.engine, adapters.clock, adapters.settings
+    policies = Policies(engine, _bounds(settings))
     ingestion = Ingestion(
         db=db,
         engine=engine,
@@ -76,10 +79,10 @@ def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: Pro
         read=adapters.read,
         board=board,
         clock=clock,
-        room_tokens=settings.answer_room_tokens,
+        policies=policies,
         parsing=asyncio.Semaphore(settings.parse_concurrency),
     )
-    snapshots = Snapshots(db, engine, adapters.prompts, board, settings.answer_room_tokens)
+    snapshots = Snapshots(db, engine, adapters.prompts, board, policies)
     jobs = Jobs(db, ingestion, artifacts, board, clock)
     deletion = Deletion(db, jobs, snapshots, artifacts, board, clock)
     return Services(
@@ -88,12 +91,21 @@ def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: Pro
         db=db,
         engine=engine,
         documents=DocumentService(db, files, jobs, deletion, artifacts, board, clock),
-        uploads=Uploads(db, files, jobs, deletion, clock),
+        uploads=Uploads(db, files, jobs, deletion, policies, clock),
         snapshots=snapshots,
         jobs=jobs,
         deletion=deletion,
         conversations=_conversations(adapters, snapshots),
         readiness=Readiness(settings, db, engine, clock),
+    )
+
+
+def _bounds(settings: Settings) -> Bounds:
+    return Bounds(
+        room_tokens=settings.answer_room_tokens,
+        segment_tokens=settings.segment_tokens,
+        max_document_tokens=settings.max_document_tokens,
+        model=settings.model,
     )
 
 

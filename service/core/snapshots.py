@@ -5,9 +5,11 @@ from typing import Any
 
 from service.core import statuses
 from service.core.builds import build_snapshot
+from service.core.policies import Policies
 from service.core.progress import ProgressBoard
 from service.core.prompts import Prompts
-from service.core.tokens import SnapshotTokens, require_room, stored_document, tokenize_document, unpack
+from service.core.retention import Policy, stored_policy
+from service.core.tokens import SnapshotTokens, stored_document, tokenize_document, unpack
 from service.db.engine import Database
 from service.db.models import DocumentRow
 from service.engine.messages import BuildDone, DocumentRef
@@ -19,26 +21,26 @@ class Snapshots:
     """`rebuild` runs once per document, however many ask for it."""
 
     def __init__(
-        self, db: Database, engine: EngineClient, prompts: Prompts, board: ProgressBoard, room_tokens: int
+        self, db: Database, engine: EngineClient, prompts: Prompts, board: ProgressBoard, policies: Policies
     ) -> None:
         self._db = db
         self._engine = engine
         self._prompts = prompts
         self._board = board
-        self._room_tokens = room_tokens
-        self._rebuilds: dict[str, asyncio.Task[None]] = {}
+        self._policies = policies
+        self._rebuilds: dict[str, asyncio.Task[BuildDone]] = {}
 
-    async def rebuild(self, document_id: str) -> None:
+    async def rebuild(self, document_id: str) -> BuildDone:
         """Bring back the snapshot of a ready document; returns when it is usable again.
 
-        Raises NotFound, Conflict (not ready), TooLong (for the model as it is now), StorageFull, Unavailable.
+        Raises NotFound, Conflict (not ready), TooLong, Invalid (for the model as it is now), StorageFull, Unavailable.
         """
         task = self._rebuilds.get(document_id)
         if task is None:
             task = asyncio.create_task(self._rebuild(document_id))
             self._rebuilds[document_id] = task
             task.add_done_callback(lambda done: self._forget(document_id, done))
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
     async def stop(self, document_id: str) -> None:
         """End a rebuild that is under way (deletion)."""
@@ -51,36 +53,38 @@ class Snapshots:
             await self.stop(document_id)
 
     async def current(self, row: DocumentRow) -> DocumentRow:
-        """The row with tokens of the prompt as it is now: another tokenizer or template reads the text again.
+        """The row with tokens of the prompt as it is now: another tokenizer or template reads the text again; and with
+        a policy that the engine as it is now can keep to.
 
-        Raises TooLong when the document no longer fits the model's context.
+        Raises TooLong or Invalid when there is none.
         """
-        if row.template_digest == self._prompts.digest:
-            self._require_room(row.token_count or 0)
+        if row.template_digest != self._prompts.digest:
+            await self._tokenize_again(row)
+        elif not await self._choose_again(row):
             return row
-        await self._tokenize_again(row)
         async with self._db.reading() as uow:
             again = await uow.documents.get(row.id)
         if again is None:
             raise NotFound("The document was removed.")
         return again
 
-    def _forget(self, document_id: str, task: asyncio.Task[None]) -> None:
+    def _forget(self, document_id: str, task: asyncio.Task[BuildDone]) -> None:
         del self._rebuilds[document_id]
         if not task.cancelled():
             task.exception()  # told to whoever waited; nobody may have
 
-    async def _rebuild(self, document_id: str) -> None:
-        ref, token_ids = await self._tokens_of(document_id)
+    async def _rebuild(self, document_id: str) -> BuildDone:
+        ref, token_ids, policy = await self._tokens_of(document_id)
         await self._set_state(document_id, snapshot_state="rebuilding")
         try:
-            done = await build_snapshot(self._engine, ref, token_ids)
+            done = await build_snapshot(self._engine, ref, token_ids, policy.retention)
         except BaseException:
             await asyncio.shield(self._set_state(document_id, snapshot_state="absent"))
             raise
         await self._set_state(document_id, **snapshot_columns(done, self._engine))
+        return done
 
-    async def _tokens_of(self, document_id: str) -> tuple[DocumentRef, list[int]]:
+    async def _tokens_of(self, document_id: str) -> tuple[DocumentRef, list[int], Policy]:
         async with self._db.reading() as uow:
             row = await uow.documents.get(document_id)
             packed = await uow.documents.token_ids(document_id)
@@ -90,22 +94,28 @@ class Snapshots:
             raise Conflict("The document is not ready yet.", code="document_not_ready")
         ref = DocumentRef(row.owner_id, row.id)
         if packed is None or row.template_digest != self._prompts.digest:
-            return ref, (await self._tokenize_again(row)).ids
-        self._require_room(row.token_count or 0)
-        return ref, unpack(packed)
+            tokens, policy = await self._tokenize_again(row)
+            return ref, tokens.ids, policy
+        policy = await self._choose_again(row) or stored_policy(row.policy)
+        return ref, unpack(packed), policy
 
-    async def _tokenize_again(self, row: DocumentRow) -> SnapshotTokens:
+    async def _choose_again(self, row: DocumentRow) -> Policy | None:
+        """Another policy, stored, where the one there is cannot be kept to."""
+        policy = self._policies.of(row)
+        if policy == stored_policy(row.policy):
+            return None
+        await self._set_state(row.id, policy=policy.stored())
+        return policy
+
+    async def _tokenize_again(self, row: DocumentRow) -> tuple[SnapshotTokens, Policy]:
         async with self._db.reading() as uow:
             pages = await uow.pages.all(row.id)
         tokens = await tokenize_document(stored_document(row, pages), self._prompts)
-        self._require_room(len(tokens.ids))
+        policy = self._policies.choose(row, len(tokens.ids))
         async with self._db.writing() as uow:
-            await uow.documents.change(row.id, **token_columns(tokens))
+            await uow.documents.change(row.id, **token_columns(tokens), policy=policy.stored())
             await uow.pages.set_ranges(row.id, [(p.number, p.token_start, p.token_end) for p in tokens.pages])
-        return tokens
-
-    def _require_room(self, n_tokens: int) -> None:
-        require_room(n_tokens, max_context=self._engine.info.max_context, room_tokens=self._room_tokens)
+        return tokens, policy
 
     async def _set_state(self, document_id: str, **values: Any) -> None:
         async with self._db.writing() as uow:
@@ -130,6 +140,9 @@ def snapshot_columns(done: BuildDone, engine: EngineClient) -> dict[str, Any]:
         "snapshot_fingerprint": engine.info.fingerprint_digest,
         "snapshot_kv_type": engine.info.kv_type,
         "snapshot_nbytes": done.nbytes,
+        "snapshot_resident_tokens": done.resident_tokens or done.n_tokens,
+        "snapshot_resident_nbytes": done.resident_nbytes or None,
+        "snapshot_index_nbytes": done.index_nbytes,
     }
     if not done.already:
         columns |= {"snapshot_prefilled_tokens": done.prefilled_tokens, "snapshot_build_s": done.seconds}

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cache_store.fingerprint import token_digest
-from ingest.errors import ContextExceeded
 from ingest.model import Document, MediaType, Page, PageTokens
-from ingest.tokenize import check_room, tokenize
+from ingest.tokenize import tokenize
 from service.core.prompts import Prompts
 from service.db.models import DocumentRow, PageRow
-from service.errors import TooLong
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +46,3 @@ async def tokenize_document(document: Document, prompts: Prompts) -> SnapshotTok
     )
     packed = np.asarray(tokenized.token_ids, "<i4").tobytes()
     return SnapshotTokens(tokenized.token_ids, packed, token_digest(packed), prompts.digest, tokenized.pages)
-
-
-def require_room(n_tokens: int, *, max_context: int, room_tokens: int) -> None:
-    """Raises TooLong, with the numbers, when the context leaves too little for a question and its answer."""
-    try:
-        check_room(n_tokens, context_tokens=max_context, room_tokens=room_tokens)
-    except ContextExceeded as error:
-        raise TooLong(str(error), param="file") from None

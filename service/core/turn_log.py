@@ -2,7 +2,7 @@
 
 from service.core.answer_run import Job, error_of
 from service.core.clock import Clock
-from service.core.context import pack_ids
+from service.core.context import pack_ids, pack_spans
 from service.core.results import Outcome, columns_of, result_of
 from service.core.streams import StreamEvent, closing_events
 from service.core.turn_kv import TurnKV
@@ -71,6 +71,7 @@ class TurnLog:
         done = outcome.done
         if done is not None and done.token_ids:
             values |= {"token_ids": pack_ids(done.token_ids), "pending_ids": pack_ids(done.pending_ids)}
+            values |= {"spans": pack_spans(outcome.spans)}
         else:
             values |= {"kv_id": None}
         async with self._database.writing() as uow:

@@ -12,6 +12,8 @@ from service.core.deletion import Deletion, expired
 from service.core.files import Files, IncomingFile
 from service.core.ids import new_id
 from service.core.jobs import Jobs
+from service.core.policies import Policies
+from service.core.wishes import Wish, parse_wish
 from service.db.engine import Database
 from service.db.errors import AlreadyExists
 from service.db.models import DocumentRow
@@ -24,12 +26,13 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\
 
 @dataclass(frozen=True, slots=True)
 class UploadSettings:
-    """What came with a file. `filename` is shown to people and never part of a path."""
+    """What came with a file. `filename` is shown to people and never part of a path, `retention` as `parse_wish` reads
+    it."""
 
     filename: str = ""
     title: str = ""
     password: str | None = None
-    retention: str = "full"
+    retention: str = ""
     ttl_s: int | None = None
     visibility: str = "private"
 
@@ -37,11 +40,14 @@ class UploadSettings:
 class Uploads:
     """`begin` an upload, write to the file it gives, then `complete` it; or discard the file."""
 
-    def __init__(self, db: Database, files: Files, jobs: Jobs, deletion: Deletion, clock: Clock) -> None:
+    def __init__(
+        self, db: Database, files: Files, jobs: Jobs, deletion: Deletion, policies: Policies, clock: Clock
+    ) -> None:
         self._db = db
         self._files = files
         self._jobs = jobs
         self._deletion = deletion
+        self._policies = policies
         self._clock = clock
 
     def begin(self, announced_nbytes: int | None) -> tuple[str, IncomingFile]:
@@ -54,9 +60,11 @@ class Uploads:
     ) -> tuple[DocumentRow, bool]:
         """The document and whether it is new. Raises Invalid, Unsupported, StorageFull."""
         check_settings(settings)
+        wish = parse_wish(settings.retention)
+        self._policies.check(wish)
         media_type = _sniff(file.head)
         await file.finish()
-        row = self._row(owner_id, document_id, file, settings, media_type)
+        row = self._row(owner_id, document_id, file, settings, wish, media_type)
         while True:
             existing = await self._existing(row)
             if existing is not None:
@@ -89,21 +97,27 @@ class Uploads:
         return True
 
     def _row(
-        self, owner_id: str, document_id: str, file: IncomingFile, settings: UploadSettings, media_type: str
+        self,
+        owner_id: str,
+        document_id: str,
+        file: IncomingFile,
+        settings: UploadSettings,
+        wish: Wish,
+        media_type: str,
     ) -> DocumentRow:
         now = self._clock.now()
         filename = display_name(settings.filename)
         return DocumentRow(
             id=document_id,
             owner_id=owner_id,
-            dedupe_key=dedupe_key(file.sha256, settings.retention),
+            dedupe_key=dedupe_key(file.sha256, wish.key),
             title=settings.title.strip() or filename,
             filename=filename,
             media_type=media_type,
             nbytes=file.nbytes,
             sha256=file.sha256,
             visibility=settings.visibility,
-            retention={"preset": settings.retention},
+            retention=wish.stored(),
             created_at=now,
             updated_at=now,
             expires_at=None if settings.ttl_s is None else now + settings.ttl_s,
@@ -126,11 +140,6 @@ def check_settings(settings: UploadSettings) -> None:
     check_title(settings.title)
     check_ttl(settings.ttl_s)
     check_visibility(settings.visibility)
-    if settings.retention != "full":
-        raise Invalid(
-            "`full` is the only retention this version knows: the whole document is kept.",
-            param="retention",
-        )
 
 
 def check_title(title: str) -> None:

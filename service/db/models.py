@@ -30,6 +30,9 @@ class DocumentRow(Base):
     sha256: Mapped[str] = mapped_column(String(64))
     visibility: Mapped[str] = mapped_column(default="private")
     retention: Mapped[dict] = mapped_column(default=dict)
+    """What its owner asked for (`service.core.wishes`)."""
+    policy: Mapped[dict | None] = mapped_column(default=None)
+    """What was chosen (`service.core.retention`); None before its text is known, and where there was no choice yet."""
     pinned: Mapped[bool] = mapped_column(default=False)
     status: Mapped[str] = mapped_column(default="queued")
     progress_done: Mapped[int] = mapped_column(default=0)
@@ -52,6 +55,9 @@ class DocumentRow(Base):
     snapshot_nbytes: Mapped[int | None] = mapped_column(BigInteger, default=None)
     snapshot_prefilled_tokens: Mapped[int | None] = mapped_column(default=None)
     snapshot_build_s: Mapped[float | None] = mapped_column(default=None)
+    snapshot_resident_tokens: Mapped[int | None] = mapped_column(default=None)
+    snapshot_resident_nbytes: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    snapshot_index_nbytes: Mapped[int | None] = mapped_column(BigInteger, default=None)
     created_at: Mapped[float]
     updated_at: Mapped[float]
     expires_at: Mapped[float | None] = mapped_column(default=None)
@@ -99,7 +105,8 @@ class TurnRow(Base):
     """One question and its answer. `id` is the answer id; `kv_id` names the stored KV (a fork shares it).
 
     `token_ids` (little-endian int32) are the tokens whose KV the turn left in the session, `pending_ids`
-    those the next question must begin with. `status`: `running`, `done`, `failed`, `cancelled`.
+    those the next question must begin with. `spans`: [first, length] of the document's tokens that were fetched for it.
+    `status`: `running`, `done`, `failed`, `cancelled`.
     """
 
     __tablename__ = "turns"
@@ -119,6 +126,8 @@ class TurnRow(Base):
     parameters: Mapped[dict] = mapped_column(default=dict)
     citations: Mapped[list] = mapped_column(default=list)
     provenance: Mapped[list] = mapped_column(default=list)
+    spans: Mapped[list] = mapped_column(default=list, server_default="[]")
+    notice: Mapped[str | None] = mapped_column(default=None)
     usage: Mapped[dict] = mapped_column(default=dict)
     cache: Mapped[dict] = mapped_column(default=dict)
     timings: Mapped[dict] = mapped_column(default=dict)

@@ -8,6 +8,8 @@ import msgspec
 from service.api.schemas.times import shown, shown_exactly
 from service.core.artifacts import Removed
 from service.core.documents import DocumentChanges, DocumentView
+from service.core.retention import stored_policy
+from service.core.statuses import READY
 from service.db.models import DocumentRow, PageRow
 
 T = TypeVar("T")
@@ -23,8 +25,30 @@ class ProgressBody(msgspec.Struct, frozen=True):
     eta_s: float | None
 
 
+class RetentionBody(msgspec.Struct, frozen=True):
+    """What was chosen. `preset`: `full`, `balanced`, `small`, `custom`; `automatic`: without being asked for.
+
+    Of a document that is not kept whole: tokens that stay in memory (`sink`, `summary`, `window`), and how it was read,
+    in `n_segments` parts of at most `segment_tokens` (0: in one) behind the same sinks. A question brings back up to
+    `fetch_tokens` more.
+    """
+
+    preset: str
+    automatic: bool
+    sink_tokens: int
+    summary_tokens: int
+    window_tokens: int
+    segment_tokens: int
+    n_segments: int
+    fetch_tokens: int
+
+
 class SnapshotBody(msgspec.Struct, frozen=True):
-    """`state`: `absent`, `building`, `ready`, `rebuilding`. The last two are of its last build."""
+    """`state`: `absent`, `building`, `ready`, `rebuilding`. `prefilled_tokens` and `build_s` are of its last build.
+
+    `retention` is null until it was chosen. `resident_tokens` and `resident_nbytes`: what of the document is in memory
+    while it is asked about, the latter null when that is all of it; `index_nbytes`: what finds the rest.
+    """
 
     state: str
     fingerprint: str | None
@@ -32,6 +56,10 @@ class SnapshotBody(msgspec.Struct, frozen=True):
     nbytes: int | None
     prefilled_tokens: int | None
     build_s: float | None
+    retention: RetentionBody | None
+    resident_tokens: int | None
+    resident_nbytes: int | None
+    index_nbytes: int | None
 
 
 class DocumentError(msgspec.Struct, frozen=True):
@@ -42,7 +70,8 @@ class DocumentError(msgspec.Struct, frozen=True):
 
 
 class DocumentBody(msgspec.Struct, frozen=True):
-    """A document. `warnings` are sentences about pages that cannot be asked about."""
+    """A document. `warnings` are sentences about pages that cannot be asked about. `retention` is what was asked for,
+    `snapshot.retention` what was chosen."""
 
     id: str
     title: str
@@ -156,4 +185,15 @@ def _snapshot_body(row: DocumentRow) -> SnapshotBody:
         nbytes=row.snapshot_nbytes,
         prefilled_tokens=row.snapshot_prefilled_tokens,
         build_s=row.snapshot_build_s,
+        retention=_retention_body(row),
+        resident_tokens=row.snapshot_resident_tokens,
+        resident_nbytes=row.snapshot_resident_nbytes,
+        index_nbytes=row.snapshot_index_nbytes,
     )
+
+
+def _retention_body(row: DocumentRow) -> RetentionBody | None:
+    """Of documents older than the choice it is known too: they are kept whole."""
+    if row.policy is None and row.status != READY:
+        return None
+    return RetentionBody(**stored_policy(row.policy).stored())

@@ -34,7 +34,8 @@ class CitationBody(msgspec.Struct, frozen=True):
 
 
 class ProvenanceBody(msgspec.Struct, frozen=True):
-    """How pages were attended to: `verbatim`, `fetched` or `summary`."""
+    """How pages were attended to: `verbatim` (in memory as they stand, at least in part), `fetched` (a part was brought
+    back for this question), `summary` (by chosen tokens only). Pages in none of them were not read."""
 
     document_id: str
     first_page: int
@@ -44,12 +45,13 @@ class ProvenanceBody(msgspec.Struct, frozen=True):
 
 class UsageBody(msgspec.Struct, frozen=True):
     """`prefilled_tokens` counts each token of document, earlier turns and question that was computed,
-    once."""
+    once. `first_pass_tokens` are the question's tokens that were computed before, to find what to fetch."""
 
     document_tokens: int
     reused_tokens: int
     prefilled_tokens: int
     completion_tokens: int
+    first_pass_tokens: int = 0
 
 
 class CacheBody(msgspec.Struct, frozen=True):
@@ -63,23 +65,27 @@ class CacheBody(msgspec.Struct, frozen=True):
 
 
 class TimingsBody(msgspec.Struct, frozen=True):
-    """From the moment the question was accepted. `ttft_ms` is null when no text came."""
+    """From the moment the question was accepted. `ttft_ms` is null when no text came. `fetch_ms`: finding and copying
+    what was fetched."""
 
     queue_ms: float
     restore_ms: float
     ttft_ms: float | None
     total_ms: float
     decode_tokens_per_s: float
+    fetch_ms: float = 0.0
 
 
 class AnswerBody(msgspec.Struct, frozen=True):
-    """The answer, also the body of the event `done`. `finish_reason`: `stop`, `length`, `cancelled`."""
+    """The answer, also the body of the event `done`. `finish_reason`: `stop`, `length`, `cancelled`. `notice` is a
+    sentence when the answer rests mainly on pages that were not read word for word."""
 
     id: str
     answer: str
     finish_reason: str | None
     citations: list[CitationBody]
     provenance: list[ProvenanceBody]
+    notice: str | None
     usage: UsageBody
     cache: CacheBody
     timings: TimingsBody

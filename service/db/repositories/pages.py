@@ -27,6 +27,12 @@ class Pages:
         query = select(PageRow).where(PageRow.document_id == document_id).order_by(PageRow.number)
         return (await self._session.scalars(query)).all()
 
+    async def ranges(self, document_id: str) -> list[tuple[int, int, int]]:
+        """(number, token_start, token_end) of every page, in order."""
+        columns = select(PageRow.number, PageRow.token_start, PageRow.token_end)
+        rows = await self._session.execute(columns.where(PageRow.document_id == document_id).order_by(PageRow.number))
+        return [(row.number, row.token_start, row.token_end) for row in rows]
+
     async def text_size(self, document_id: str) -> tuple[int, int]:
         """Pages, and the characters in them."""
         query = select(func.count(), func.coalesce(func.sum(func.length(PageRow.text)), 0))

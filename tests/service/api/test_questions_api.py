@@ -64,7 +64,7 @@ async def test_a_question_and_its_answer(client, engine, session_id, document_id
     assert response.status_code == 200
     answer = response.json()
     assert list(answer) == [
-        "id", "answer", "finish_reason", "citations", "provenance", "usage", "cache", "timings",
+        "id", "answer", "finish_reason", "citations", "provenance", "notice", "usage", "cache", "timings",
     ]  # fmt: skip
     assert answer["answer"] == "The fee is 1,275 pounds."
     assert [(c["page"], c["document_id"]) for c in answer["citations"]] == [(1, document_id)]

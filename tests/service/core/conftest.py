@@ -18,7 +18,7 @@ from service.db.engine import Database
 from service.db.migrations import upgrade
 from service.db.models import DocumentRow, PageRow
 from service.engine.fake import FakeEngine, digest_of
-from service.engine.messages import BuildRequest, DocumentRef
+from service.engine.messages import BuildDone, BuildRequest, DocumentRef
 from service.errors import ServiceError
 
 OWNER = "local"
@@ -49,12 +49,14 @@ class Snapshots:
     async def current(self, row: DocumentRow) -> DocumentRow:
         return row
 
-    async def rebuild(self, document_id: str) -> None:
+    async def rebuild(self, document_id: str) -> BuildDone:
         self.rebuilt.append(document_id)
         if self.error is not None:
             raise self.error
-        async for _ in self.engine.build(BuildRequest("b", DocumentRef(OWNER, document_id), DOCUMENT_IDS)):
-            pass
+        request = BuildRequest("b", DocumentRef(OWNER, document_id), DOCUMENT_IDS)
+        *_, done = [event async for event in self.engine.build(request)]
+        assert isinstance(done, BuildDone)
+        return done
 
 
 class TurnFiles:

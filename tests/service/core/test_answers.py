@@ -22,14 +22,16 @@ async def test_answer_has_every_field_of_the_contract(world) -> None:
         {"document_id": "doc_1", "page": 1, "quote": "The fee is 1,275 pounds.", "score": 1.0}
     ]
     assert answer["provenance"] == [{"document_id": "doc_1", "first_page": 1, "last_page": 1, "mode": "verbatim"}]
+    assert answer["notice"] is None
     assert answer["usage"] == {
         "document_tokens": 600, "reused_tokens": 600, "prefilled_tokens": len(prompt), "completion_tokens": 3,
+        "first_pass_tokens": 0,
     }  # fmt: skip
     assert answer["cache"] == {
         "source": "disk", "restored_tokens": 600, "restore_ms": 1.0, "miss_reason": None,
     }  # fmt: skip
     assert set(answer["timings"]) == {
-        "queue_ms", "restore_ms", "ttft_ms", "total_ms", "decode_tokens_per_s",
+        "queue_ms", "restore_ms", "ttft_ms", "total_ms", "decode_tokens_per_s", "fetch_ms",
     }  # fmt: skip
     assert answer["timings"]["total_ms"] >= answer["timings"]["ttft_ms"] > 0
 
