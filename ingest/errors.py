@@ -12,7 +12,6 @@
     ├── LimitReached
     │   ├── TooManyPages        too_many_pages
     │   ├── TextTooLong         text_too_long
-    │   ├── ContextExceeded     context_exceeded    longer than the model's context, less room for a question
     │   ├── ParserTimeout       parser_timeout
     │   └── ParserMemory        parser_memory
     ├── ParserCrashed           parser_crashed      the parser process died for no reason of ours
@@ -157,24 +156,6 @@ class TextTooLong(LimitReached):
         return (
             f"The document's text is longer than the limit of {self.limit_nbytes:,} bytes. "
             "Split it and upload the parts."
-        )
-
-
-@dataclass(eq=False)
-class ContextExceeded(LimitReached):
-    """`room_tokens` is what a question and its answer are promised beside the document."""
-
-    code: ClassVar[str] = "context_exceeded"
-    document_tokens: int
-    context_tokens: int
-    room_tokens: int
-
-    def __str__(self) -> str:
-        return (
-            f"The document has {self.document_tokens:,} tokens. The model's context is "
-            f"{self.context_tokens:,} tokens, of which {self.room_tokens:,} are kept for question and "
-            f"answer, so at most {max(0, self.context_tokens - self.room_tokens):,} are left for a document. "
-            "Upload a shorter part, or serve a model with a longer context."
         )
 
 

@@ -7,7 +7,6 @@ page.
 from collections.abc import Sequence
 from typing import Protocol
 
-from ingest.errors import ContextExceeded
 from ingest.model import Document, PageTokens, TokenizedDocument
 
 PAGE_SEPARATOR = "\n\n"
@@ -46,11 +45,3 @@ def tokenize(
         pages.append(PageTokens(page.number, start, len(token_ids)))
     token_ids += suffix_ids
     return TokenizedDocument(token_ids, tuple(pages))
-
-
-def check_room(document_tokens: int, *, context_tokens: int, room_tokens: int) -> int:
-    """Tokens left for question and answer. Raises ContextExceeded when they are fewer than `room_tokens`."""
-    left = context_tokens - document_tokens
-    if left < room_tokens:
-        raise ContextExceeded(document_tokens, context_tokens, room_tokens)
-    return left

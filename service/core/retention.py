@@ -87,6 +87,13 @@ def check_wish(wish: Wish, info: EngineInfo, bounds: Bounds) -> None:
         )
     kept = _rounded(wish.kept, info)
     if not _most_segment(kept.sink_tokens, info, bounds):
+        if not _most_sinks(info, bounds):
+            raise Invalid(
+                f"The model's context is {info.max_context:,} tokens, of which {bounds.room_tokens:,} are kept for "
+                f"question and answer: too little to read a document in parts of {SEGMENT_MULTIPLE} tokens. It has to "
+                "be kept whole.",
+                param="retention",
+            )
         raise Invalid(
             f"sink_tokens is {_asked(wish.kept.sink_tokens, kept.sink_tokens)}; it must be at most "
             f"{_most_sinks(info, bounds)}, so that segments of the document fit the model's context behind them.",

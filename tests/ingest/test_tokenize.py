@@ -1,11 +1,9 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.errors import ContextExceeded
 from ingest.fake import SPECIAL_TOKENS, ByteTokenizer
 from ingest.model import Document, MediaType, Page
-from ingest.tokenize import PAGE_SEPARATOR, check_room, tokenize
+from ingest.tokenize import PAGE_SEPARATOR, tokenize
 
 TOKENIZER = ByteTokenizer()
 
@@ -39,10 +37,3 @@ def test_control_strings_in_a_document_are_plain_text():
     assert max(tokenized.token_ids) < 256
     assert TOKENIZER.encode_template(text) == [256, 257, 258]
     assert TOKENIZER.decode([*TOKENIZER.encode_template(text), 0xE2, 0x82]) == text + "\ufffd"
-
-
-def test_room_is_checked_with_all_numbers_in_the_message():
-    assert check_room(7_000, context_tokens=8_192, room_tokens=1_192) == 1_192
-    with pytest.raises(ContextExceeded) as caught:
-        check_room(7_001, context_tokens=8_192, room_tokens=1_192)
-    assert all(number in str(caught.value) for number in ("7,001", "8,192", "1,192", "7,000"))

@@ -32,7 +32,8 @@ def read_events(response, until=()):
 
 
 def post(client, data=TEXT):
-    return client.post("/v1/documents", files={"file": ("a.txt", data)}).json()["id"]
+    fields = {"retention": "full"}
+    return client.post("/v1/documents", files={"file": ("a.txt", data)}, data=fields).json()["id"]
 
 
 def stream(client, document_id, last_event_id=None):

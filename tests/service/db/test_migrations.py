@@ -1,6 +1,8 @@
 """The migrations make exactly the tables the models describe, and can be taken back."""
 
+import contextlib
 import os
+import sqlite3
 import stat
 
 import pytest
@@ -40,3 +42,39 @@ async def test_downgrade_leaves_nothing_but_the_version_table(tmp_path):
     await upgrade(url)
     await downgrade(url, "base")
     assert await _run(url, lambda c: inspect(c).get_table_names()) == ["alembic_version"]
+
+
+@pytest.mark.anyio
+async def test_rows_of_the_first_tables_are_kept_up_and_down(tmp_path):
+    path = tmp_path / "a.sqlite3"
+    url = f"sqlite+aiosqlite:///{path}"
+    await upgrade(url, "0001")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        _fill(connection)
+        before = _rows(connection)
+    await upgrade(url)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT spans, notice FROM turns").fetchall() == [("[]", None)]
+        assert connection.execute("SELECT policy, snapshot_index_nbytes FROM documents").fetchall() == [(None, None)]
+    await downgrade(url, "0001")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert _rows(connection) == before
+
+
+def _fill(connection):
+    """A row in each of three tables, with something in every column that must have it."""
+    connection.execute("PRAGMA foreign_keys = ON")
+    for table, own in (
+        ("documents", {"id": "doc_1"}),
+        ("sessions", {"id": "ses_1", "document_id": "doc_1"}),
+        ("turns", {"id": "ans_1", "session_id": "ses_1"}),
+    ):
+        columns = connection.execute(f"SELECT name FROM pragma_table_info('{table}') WHERE \"notnull\"").fetchall()
+        values = {name: own.get(name, "1") for (name,) in columns}
+        marks = ", ".join("?" * len(values))
+        connection.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values()))
+    connection.commit()
+
+
+def _rows(connection):
+    return [connection.execute(f"SELECT * FROM {table}").fetchall() for table in ("documents", "sessions", "turns")]
