@@ -297,8 +297,8 @@ async def test_also_when_both_come_at_the_same_moment(client, upload, until, eng
 
 @pytest.mark.anyio
 async def test_a_failed_document_can_be_uploaded_again(client, made):
-    first = await made(client, b"word " * 5000)
-    second = await made(client, b"word " * 5000)
+    first = await made(client, b"word " * 5000, retention="full")
+    second = await made(client, b"word " * 5000, retention="full")
     assert first["status"] == second["status"] == "failed"
     assert first["id"] != second["id"]
     assert len((await client.get("/v1/documents")).json()["data"]) == 2

@@ -129,7 +129,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await upgrade(url)
     database = Database(url)
     engine = FakeEngine(max_context=2048)
-    engine.snapshots[REF] = (digest_of(DOCUMENT_IDS), len(DOCUMENT_IDS))
+    engine.snapshots[REF] = (digest_of(DOCUMENT_IDS), len(DOCUMENT_IDS), None)
     async with database.writing() as uow:
         await uow.documents.add(document_row("doc_1"))
         await uow.documents.add(document_row("doc_2", status="parsing"))

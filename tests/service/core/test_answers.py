@@ -99,7 +99,7 @@ async def test_answers_are_cut_to_the_room_that_is_left(world) -> None:
 
 async def test_a_session_that_holds_as_much_as_the_engine_can(world) -> None:
     world.engine = FakeEngine(max_context=100_000, tail_tokens=300)
-    world.engine.snapshots[world.document] = (world.token_digest, world.n_tokens)
+    world.engine.snapshots[world.document] = (world.token_digest, world.n_tokens, None)
     world.conversations = world.build()
     session_id = await world.session()
     await world.answer(session_id, "x" * 200)

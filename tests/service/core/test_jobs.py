@@ -142,7 +142,7 @@ async def test_a_full_disk_delays_the_cleaning_and_does_not_prevent_it(open_clie
 
     store = Full()
     async with open_client(read=reader, store=store) as client:
-        assert (await made(client, b"x" * 30_000))["status"] == "failed"
+        assert (await made(client, b"x" * 30_000, retention="full"))["status"] == "failed"
         assert await files_left() == []
     assert store.n_calls == 2
 
@@ -166,7 +166,7 @@ async def test_a_document_that_waits_its_turn_can_be_cancelled(open_client, uplo
 async def test_start_up_removes_what_a_crash_left(open_client, made, reader, store, settings, files_left):
     async with open_client(read=reader) as client:
         kept = await made(client, PAGES)
-        failed = await made(client, b"x" * 30_000)
+        failed = await made(client, b"x" * 30_000, retention="full")
         assert await files_left(1) == [kept["id"]]
     assert failed["status"] == "failed"
     for name in ("doc_1.part", "doc_2", failed["id"]):
