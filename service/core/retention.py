@@ -4,6 +4,7 @@ A document that fits is kept whole. Another one is *windowed*: read in segments,
 its first tokens (sinks), a number of chosen ones (summary) and its last ones (window) in memory.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,11 +118,10 @@ def resolve(n_tokens: int, wish: Wish, info: EngineInfo, bounds: Bounds) -> Poli
     automatic, fits = wish.preset == AUTOMATIC, _fits_whole(n_tokens, info, bounds)
     if fits and (wish.kept is None or n_tokens <= _rounded(wish.kept, info).n_tokens):
         return Policy(FULL, automatic)  # also where the wish would keep every token
-    if wish.preset == FULL or (automatic and not info.n_index_heads):
+    chosen = _chosen(info, bounds) if automatic else wish
+    if chosen is None or chosen.kept is None:
         raise TooLong(f"{_why_not_whole(n_tokens, info, bounds)} {_advice(info, bounds)}", param="file")
-    if automatic:
-        wish = _chosen(info, bounds)
-    check_wish(wish, info, bounds)
+    check_wish(chosen, info, bounds)
     if n_tokens > bounds.max_document_tokens:
         raise TooLong(
             f"The document has {n_tokens:,} tokens, and this server reads at most {bounds.max_document_tokens:,} of "
@@ -129,8 +129,7 @@ def resolve(n_tokens: int, wish: Wish, info: EngineInfo, bounds: Bounds) -> Poli
             code="document_too_long",
             param="file",
         )
-    assert wish.kept is not None
-    return _windowed(n_tokens, wish.preset, automatic, _rounded(wish.kept, info), info, bounds)
+    return _windowed(n_tokens, chosen.preset, automatic, _rounded(chosen.kept, info), info, bounds)
 
 
 def usable(policy: Policy, n_tokens: int, info: EngineInfo, bounds: Bounds) -> bool:
@@ -157,12 +156,14 @@ def _windowed(n_tokens: int, preset: str, automatic: bool, kept: Kept, info: Eng
     )
 
 
-def _chosen(info: EngineInfo, bounds: Bounds) -> Wish:
-    """The first preset that there is memory for."""
-    most = _most_resident(info, bounds)
-    wishes = [Wish(name, kept) for name, kept in PRESETS.items()]
-    fitting = (wish for wish in wishes if wish.kept and _rounded(wish.kept, info).n_tokens <= most)
-    return next(fitting, wishes[-1])
+def _chosen(info: EngineInfo, bounds: Bounds) -> Wish | None:
+    """The first preset that can be had; None when there is none."""
+    for name, kept in PRESETS.items():
+        wish = Wish(name, kept)
+        with suppress(Invalid):
+            check_wish(wish, info, bounds)
+            return wish
+    return None
 
 
 def _fits_whole(n_tokens: int, info: EngineInfo, bounds: Bounds) -> bool:
@@ -201,18 +202,20 @@ def _asked(asked: int, used: int) -> str:
 
 
 def _why_not_whole(n_tokens: int, info: EngineInfo, bounds: Bounds) -> str:
-    context = info.max_context - bounds.room_tokens
-    if n_tokens > context:
-        return (
-            f"The document has {n_tokens:,} tokens. The model's context is {info.max_context:,}, of which "
-            f"{bounds.room_tokens:,} are kept for question and answer, so {max(0, context):,} can be kept whole."
-        )
-    return f"The document has {n_tokens:,} tokens, and the memory for documents holds {info.resident_tokens:,}."
+    context = max(0, info.max_context - bounds.room_tokens)
+    if 0 < info.resident_tokens < context:
+        return f"The document has {n_tokens:,} tokens, and the memory for documents holds {info.resident_tokens:,}."
+    return (
+        f"The document has {n_tokens:,} tokens. The model's context is {info.max_context:,}, of which "
+        f"{bounds.room_tokens:,} are kept for question and answer, so {context:,} can be kept whole."
+    )
 
 
 def _advice(info: EngineInfo, bounds: Bounds) -> str:
-    if info.n_index_heads:
+    if _chosen(info, bounds) is not None:
         return "Upload it with retention `balanced` or `small`, or without: then a part of it stays in memory."
+    if info.n_index_heads:
+        return "Upload a shorter part, or serve a model with a longer context or more memory."
     return (
         "A longer one can be kept in part once the model's index heads are known, which find the rest of it: "
         f"{_command(bounds)}, then upload it again."
