@@ -23,6 +23,7 @@ PARTS = {
     "restore": ("benchmarks.gpu_restore", 90.0),
     "resume": ("benchmarks.gpu_resume", 250.0),
     "service": ("benchmarks.gpu_service", 80.0),
+    "windowed": ("benchmarks.gpu_windowed", 150.0),
     "failures": ("benchmarks.gpu_failures", 100.0),
     "parity": ("benchmarks.gpu_parity", 260.0),
 }

@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import gpu_decode, gpu_failures, gpu_parity, gpu_prefill, gpu_restore, gpu_resume, gpu_service
+from benchmarks import (
+    gpu_decode,
+    gpu_failures,
+    gpu_parity,
+    gpu_prefill,
+    gpu_restore,
+    gpu_resume,
+    gpu_service,
+    gpu_windowed,
+)
 from benchmarks.gpu_documents import random_records
 from benchmarks.gpu_engine import Engine
 from benchmarks.gpu_lib import Result
@@ -104,6 +113,19 @@ def test_service(arguments, work):
     found = list(rows(arguments, "service").values())
     assert len(found) == 3
     assert "p99" in found[1]["figure"]
+
+
+def test_windowed(arguments, work, tmp_path):
+    result = Result("windowed", "s.py", arguments)
+    sizes = gpu_windowed.Sizes(document=4096, short=1024, segment=1024)
+    with opened(work / "tiny", Want(KVType.K8V4, 4, 512, 4096, chunk_tokens=512)) as open_:
+        gpu_windowed.measure(result, open_.runner, sizes, tmp_path)
+    found = rows(arguments, "windowed")
+    assert [row["met"] for row in list(found.values())[:4]] == [True] * 4
+    assert "decode, document of 4K, 256 rows resident, 256 fetched" in found
+    assert "question of 30 tokens to its first token, document of 4K" in found
+    assert found["replay of 4K in segments of 1K behind 256 sinks"]["target"] == "at most 2 times"
+    assert "compaction of 4K: replay, then 0 rows a head chosen" in found
 
 
 def test_failures(arguments, work, monkeypatch):
