@@ -31,8 +31,9 @@ from service.engine.exl2_engine.host_copies import BlockCopies
 from service.engine.exl2_engine.host_memory import HostMemory
 from service.engine.exl2_engine.pool import BlockPool, Document
 from service.engine.exl2_engine.restore import BlockLoader
-from service.engine.host.context import HostContext, document_key, restore
+from service.engine.host.context import HostContext, bring_in
 from service.engine.host.host_tier import HostTier
+from service.engine.host.kept import Subject
 from service.engine.host.residency import ResidentDocument
 from service.engine.messages import DocumentRef
 from service.engine.scheduler.loop import Scheduler
@@ -100,18 +101,22 @@ class Lab:
     def plant(self, store: SnapshotStore) -> int:
         return plant_snapshot(store, cast(Any, self.runner), REF, self.ids)
 
+    @property
+    def subject(self) -> Subject:
+        return Subject.of(REF, digest_of(self.ids), self.n_tokens, None)
+
     def entry(self) -> ResidentDocument:
         return ResidentDocument(REF, digest_of(self.ids), self.n_tokens, self.nbytes)
 
     def restored(self, store: SnapshotStore) -> tuple[ResidentDocument, float]:
         """A document from the store, and the seconds until it could be used."""
-        context = HostContext(cast(Any, self.runner), self.scheduler, store, *cast(Any, (None,) * 4), frozenset())
-        entry, runner = self.entry(), self.runner
+        nothing = cast(Any, None)
+        context = HostContext(
+            cast(Any, self.runner), self.scheduler, store, nothing, nothing, nothing, nothing, nothing, frozenset()
+        )
+        entry = self.entry()
         started = time.perf_counter()
-        with store.open(
-            document_key(REF), runner.fingerprint, runner.layout, token_digest=entry.token_digest
-        ) as reader:
-            restore(context, reader, entry)
+        bring_in(context, self.subject, entry)
         sync()
         return entry, time.perf_counter() - started
 
@@ -227,7 +232,7 @@ class Measure:
         """Seconds to read and verify everything into the ring, nothing copied."""
         runner = lab.runner
         started = time.perf_counter()
-        with store.open(document_key(REF), runner.fingerprint, runner.layout) as reader:
+        with store.open(lab.subject.full_key, runner.fingerprint, runner.layout) as reader:
             for piece in reader.pieces(runner.load_buffers):
                 piece.release()
         return time.perf_counter() - started

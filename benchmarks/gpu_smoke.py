@@ -27,6 +27,7 @@ from service.engine.exl2_engine.loading import Options, dq_elements, make_runner
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.plain import PlainModel
 from service.engine.exl2_engine.pool import block_nbytes
+from service.engine.exl2_engine.projections import rotated_qkv
 from service.engine.exl2_engine.rows import StepShape, pack, plan_rows, unpack
 from service.engine.exl2_engine.runner import Exl2Runner
 from service.engine.models.card import ModelCard, load_card
@@ -157,14 +158,14 @@ def capture_report(runner: Exl2Runner, model: DecoderModel) -> None:
     shape = StepShape.of(plan)
     packed = unpack(pack(plan, shape, pinned=False).to(model.device), shape)
     step, x = packed.step, model.embed(packed.ids)
-    q, k, v = runner._rotated_qkv(0, x, step.positions)
+    q, k, v = rotated_qkv(model, runner.backend, 0, x, step.positions)
     kv = runner._tails.k[0], runner._tails.v[0]
     attend, pool = runner.backend.attend, runner.pool.layers[0]
     out = attend(step, q, pool, *kv, model.scale)
     parts: dict[str, Callable[[], object]] = {
         "embed": lambda: model.embed(packed.ids),
         "qkv": lambda: model.qkv(0, x)[0],
-        "rope": lambda: runner._rotated_qkv(0, x, step.positions)[0],
+        "rope": lambda: rotated_qkv(model, runner.backend, 0, x, step.positions)[0],
         "append": lambda: runner.backend.append(step, k, v, *kv),
         "attend": lambda: attend(step, q, pool, *kv, model.scale),
         "attention_out": lambda: model.attention_out(0, out, x.clone()),

@@ -46,16 +46,36 @@ def read(runner: Exl2Runner, into: Any, tokens: list[int]) -> list[list[memoryvi
 
 
 def check_segments(result: Result, runner: Exl2Runner) -> None:
-    """A segment's bytes, with another segment or none before it."""
-    found = []
+    """A segment's bytes, with another segment or none before it, and as they are loaded."""
+    found, blocks = [], []
     with document(runner, BLOCK + 600) as one:
         read(runner, one, text(600))
         for seed in (1, 2, 1):
             runner.keep_prefix(one, BLOCK)
-            found.append([bytes(r) for block in read(runner, one, text(600, seed)) for r in block])
-    same = found[0] == found[2] != found[1]
+            blocks = read(runner, one, text(600, seed))
+            found.append([bytes(record) for block in blocks for record in block])
+        computed = [pool[one.blocks.long()].clone() for pool in runner.pool.layers]
+        loaded = [behind_sinks(runner, one, blocks, computed) for _ in range(5)]
+    add_same(result, "a segment again, another one between", found[0] == found[2] != found[1])
+    add_same(result, "a segment loaded behind the sinks and computed there", all(loaded))
+
+
+def behind_sinks(runner: Exl2Runner, one: Any, blocks: list[list[memoryview]], computed: list[Tensor]) -> bool:
+    """Whether a segment's records, loaded behind the sinks that are kept, are the blocks as they were computed."""
+    lengths = runner.layout.block_lengths(600)
+    runner.keep_prefix(one, BLOCK)
+    for layer in range(runner.layout.n_layers):
+        for i, (block, length) in enumerate(zip(blocks, lengths, strict=True)):
+            runner.load_blocks(one, layer, BLOCK * (1 + i), block[layer], length)
+    runner.finish_load(one, BLOCK + 600)
+    return all(
+        torch.equal(pool[one.blocks.long()], old) for pool, old in zip(runner.pool.layers, computed, strict=True)
+    )
+
+
+def add_same(result: Result, what: str, same: bool) -> None:
     figure = "the same bytes" if same else "other bytes"
-    result.add(Row("a segment again, another one between", figure, target="the same bytes", met=same, must=True))
+    result.add(Row(what, figure, target="the same bytes", met=same, must=True))
 
 
 def check_fetched(result: Result, runner: Exl2Runner) -> None:

@@ -15,10 +15,9 @@ from service.engine.exl2_engine.restore import adjacent
 
 
 class HasBlocks(Protocol):
-    """A document of a pool: the numbers of its blocks, in order, and its positions (see `pool.Document`)."""
+    """A document of a pool: the numbers of its blocks, in order."""
 
     block_ids: list[int]
-    positions: tuple[int, int] | None
 
 
 class BlockCopies:
@@ -46,7 +45,6 @@ class BlockCopies:
     def copy_out(self, document: HasBlocks, memory: Rows, layer: int) -> None:
         """Begin copying a layer to host memory. Layer 0 first: it waits for the steps that wrote the document."""
         self._begin(layer)
-        memory.positions = document.positions
         with self._copies.queued():
             for blocks, rows in self._pairs(document.block_ids, memory, layer):
                 rows.copy_(blocks, non_blocking=True)
@@ -54,7 +52,6 @@ class BlockCopies:
     def copy_in(self, memory: Rows, document: HasBlocks, layer: int) -> None:
         """Begin copying a layer to the card. Layer 0 first: it waits for the steps that may still read the blocks."""
         self._begin(layer)
-        document.positions = memory.positions
         with self._copies.queued():
             for blocks, rows in self._pairs(document.block_ids, memory, layer):
                 blocks.copy_(rows, non_blocking=True)

@@ -26,13 +26,12 @@ Extent = tuple[int, int, int]
 """Slab, first row, number of rows."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a document, in order, wherever they lie. `positions`: those of the document that they are a copy of."""
+    """Rows of a document, in order, wherever they lie."""
 
     extents: tuple[Extent, ...]
     slabs: tuple[Tensor, ...]
-    positions: tuple[int, int] | None = None
 
     def parts(self, first: int, n: int) -> Iterator[Tensor]:
         """Rows [first, first + n) as tensors ``[rows, row_nbytes]`` of consecutive memory."""

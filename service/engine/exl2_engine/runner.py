@@ -184,11 +184,11 @@ class Exl2Runner:
     def finish_load(
         self, document: Document, n_tokens: int, *, next_position: int | None = None, last_position: int | None = None
     ) -> None:
-        """Without positions they are those of consecutive tokens, or those that came with a copy from host memory."""
+        """`last_position` is by default the one before `next_position`."""
         self._loader.end()
         document.n_tokens = n_tokens
-        if next_position is not None:
-            document.positions = next_position, next_position - 1 if last_position is None else last_position
+        last = next_position - 1 if last_position is None and next_position is not None else last_position
+        document.positions = None if next_position is None or last is None else (next_position, last)
 
     @torch.inference_mode()
     def keep_prefix(self, document: Document, n_tokens: int) -> None:
@@ -197,6 +197,7 @@ class Exl2Runner:
         if n_tokens % self.limits.sink_multiple or not 0 <= n_tokens <= document.n_tokens:
             raise ValueError(f"the first {n_tokens} tokens of {document.n_tokens} cannot be kept")
         self.pool.wipe(document.blocks[n_tokens // self.layout.block_tokens :])
+        self._loader.begin()  # what is loaded next must not be wiped
         document.n_tokens = document.prefix = n_tokens
         document.positions = None
 
