@@ -1,9 +1,9 @@
 """How much each KV type moves a model's predictions, and what it costs that prefill attends to the stored
 form.
 
-    python benchmarks/kv_fidelity.py
+    python -m benchmarks.kv_fidelity
 
-Writes docs/fidelity.md and prints one JSON line. The example contract is read as a document of 3,072 tokens;
+Writes its section of docs/fidelity.md and prints one JSON line. The example contract is read as a document of 3,072 tokens;
 the 1,000 tokens that follow are fed behind it, and the distribution of the next token at each of them is
 compared with the reference by its Kullback-Leibler divergence (nats).
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.bench_report import write_section
 from cache_store.codec import decode_records, encode_records
 from cache_store.layout import KVType
 from service.cli.config import read_settings
@@ -133,9 +134,9 @@ def kv_table(card: ModelCard, found: dict[str, KLStats]) -> list[str]:
 
 
 PAGE_TEXT = """\
-# Fidelity of the KV types
+## KV types
 
-Written by `benchmarks/kv_fidelity.py`; do not edit. A KV type stores keys and values with fewer bits; this page
+Written by `benchmarks/kv_fidelity.py`. A KV type stores keys and values with fewer bits; this page
 says how much that changes what a model predicts.
 
 Model: {source}. Text: the example contract, {n_document:,} tokens of it
@@ -152,13 +153,13 @@ as much as BF16 does from FP32 (the second table), whatever the KV type: that is
 Preread lets each chunk attend to the stored form of the chunks before it instead, so that a prefill which was
 interrupted ends with the same bytes as one that was not. The difference between the two columns is the price.
 
-## The engine itself
+### The engine itself
 
 The same positions with FP16 KV against transformers alone in FP32, which keeps no cache:
 
 {stock_table}
 
-## The gate
+### The gate
 
 When a model is imported, each KV type is measured over a bundled text in the same way, in the compute type its
 weights are stored for. Above a mean KL of {limit} nats a type is refused for that model, and the message has the
@@ -182,7 +183,7 @@ def gate_table(card: ModelCard) -> list[str]:
 
 
 def page(card: ModelCard, found: dict[str, KLStats]) -> str:
-    """docs/fidelity.md."""
+    """The section of docs/fidelity.md."""
     return PAGE_TEXT.format(
         source=card.source,
         n_document=N_DOCUMENT,
@@ -208,7 +209,7 @@ def main() -> None:
     text = tokenizer.encode_plain(TEXT.read_text(encoding="utf-8"))
     ids = (tokenizer.encode_template(card.prompt.document_prefix) + text)[: N_DOCUMENT + N_FED]
     found = measure(options.model, ids)
-    options.page.write_text(page(card, found), encoding="utf-8")
+    write_section("kv types", page(card, found), options.page)
     machine = {"machine": platform.processor() or platform.machine(), "threads": options.threads}
     measured = {name: asdict(stats) for name, stats in found.items()}
     print(json.dumps(machine | {"seconds": round(time.monotonic() - started, 1)} | measured))

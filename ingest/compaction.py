@@ -20,6 +20,28 @@ def select_uniform(scores: Tensor, n_slots: int) -> Tensor:
     return _best(scores, n_slots)
 
 
+def select_layered(scores: Tensor, n_slots: int) -> list[Tensor]:
+    """As many slots in all as `select_uniform` gives, but more of them to layers whose scores are high: per layer int64
+    ``[heads, own n_slots]``, ascending in each head. Errors are those of `select_uniform`.
+
+    The r-th best tokens of a layer's heads are kept or dropped together, by the mean of their scores, so that its heads
+    stay equally long (composite tokens: KVCompose, Akulov et al., 2025, arXiv 2509.05165).
+    """
+    _check(scores, n_slots)
+    n_layers, _, n = scores.shape
+    composites = scores.sort(dim=-1, descending=True).values.mean(1)
+    best = torch.sort(composites.flatten(), descending=True, stable=True).indices[: n_layers * n_slots]
+    of_layer = torch.bincount(best // n, minlength=n_layers).tolist()
+    return [_best(of_one, own) for of_one, own in zip(scores, of_layer, strict=True)]
+
+
+def max_pool(scores: Tensor, reach: int) -> Tensor:
+    """Each token's score becomes the largest within `reach` tokens on either side, so that neighbours are kept
+    together; any shape ``[..., n]``."""
+    pooled = torch.nn.functional.max_pool1d(scores.flatten(0, -2), 2 * reach + 1, stride=1, padding=reach)
+    return pooled.view(scores.shape)
+
+
 def _best(scores: Tensor, n_slots: int) -> Tensor:
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     return order[..., :n_slots].sort(-1).values

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ingest.compaction import select_uniform
+from ingest.compaction import max_pool, select_layered, select_uniform
 
 
 def test_every_head_keeps_its_own_best_tokens_in_order() -> None:
@@ -35,3 +35,25 @@ def test_refuses_what_it_cannot_select_from() -> None:
         select_uniform(torch.zeros(4, 4), 2)
     with pytest.raises(ValueError, match="not finite"):
         select_uniform(torch.tensor([[[0.0, torch.nan]]]), 1)
+
+
+def test_layers_share_the_slots_by_their_scores() -> None:
+    scores = torch.rand(4, 2, 40, generator=torch.Generator().manual_seed(2))
+    scores[2] += 1
+    kept = select_layered(scores, 10)
+    assert [rows.shape for rows in kept][2] == (2, 40)
+    assert sum(rows.shape[1] for rows in kept) == 4 * 10
+    alone = select_uniform(scores[:1], kept[0].shape[1])[0]
+    assert torch.equal(kept[0], alone)
+
+
+def test_equal_layers_get_equally_many_slots() -> None:
+    layer = torch.rand(1, 2, 40, generator=torch.Generator().manual_seed(3))
+    kept = select_layered(layer.expand(3, -1, -1), 8)
+    assert max(rows.shape[1] for rows in kept) - min(rows.shape[1] for rows in kept) <= 1
+
+
+def test_pooling_spreads_a_score_over_its_neighbours() -> None:
+    scores = torch.tensor([[[0.0, 0.0, 0.0, 0.9, 0.0, 0.1, 0.2]]])
+    assert max_pool(scores, 2).flatten().tolist() == pytest.approx([0.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.2])
+    assert torch.equal(max_pool(scores, 0), scores)

@@ -1,0 +1,85 @@
+"""The section of docs/fidelity.md about kept rows."""
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.bench_report import table
+from benchmarks.fidelity_parts.summary import Line, Report
+
+GROUP_NAMES = (
+    ("prose", "names in prose"),
+    ("strings", "codes and UUIDs"),
+    ("cell", "table cells"),
+    ("aggregate", "aggregates"),
+)
+
+
+def section(report: Report) -> str:
+    """All tables of a run."""
+    ratios = sorted({line.ratio for line in report.lines if line.ratio > 1})
+    methods = [m for m in dict.fromkeys(line.method for line in report.lines) if m not in ("full", "no document")]
+    parts = [_head(report)]
+    for group, name in GROUP_NAMES:
+        parts += [
+            f"### Recovery: {name}",
+            _by_ratio(report.lines, methods, ratios, lambda line, g=group: _recovery(line, g)),
+        ]
+    parts += [
+        "### KL to the full cache, all answer tokens",
+        "Mean / 99th percentile in nats, and the share of tokens with the same first choice.",
+    ]
+    parts.append(_by_ratio(report.lines, methods, ratios, _divergence))
+    found = [m for m in methods if any(line.method == m and line.found is not None for line in report.lines)]
+    if found:
+        parts += [
+            "### Whole fact among the fetched or always resident tokens",
+            _by_ratio(report.lines, found, ratios, _found),
+        ]
+    noted = [line for line in report.lines if line.notes]
+    if noted:
+        parts += ["### What the fits chose", _notes(noted)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(report: Report) -> str:
+    tokens = f"{min(report.document_tokens):,} to {max(report.document_tokens):,}"
+    whole = next((line for line in report.lines if line.ratio == 1 and line.method == "selection: replay"), None)
+    exact = f" At ratio 1 selection reproduces the full cache: mean KL {whole.mean_kl:.1e}." if whole else ""
+    figures = table(
+        ("", *(name for _, name in GROUP_NAMES)),
+        [
+            ("the whole cache", *(f"{report.full.get(g, 0):.2f}" for g, _ in GROUP_NAMES)),
+            ("no document", *(f"{report.none.get(g, 0):.2f}" for g, _ in GROUP_NAMES)),
+        ],
+    )
+    return f"""\
+{len(report.documents)} documents of {tokens} tokens, {report.n_questions} questions, {report.model}, FP32, \
+{report.machine}, seed {report.seed}, {report.seconds:.0f} s.{exact}
+
+NLL of the asked value, nats:
+
+{figures}"""
+
+
+def _by_ratio(lines: Sequence[Line], methods: Sequence[str], ratios: Sequence[int], cell: Callable[[Line], str]) -> str:
+    at = {(line.method, line.ratio): line for line in lines}
+    rows = [[m, *(cell(at[m, r]) if (m, r) in at else "" for r in ratios)] for m in methods]
+    return table(("", *(f"{r}x" for r in ratios)), [row for row in rows if any(row[1:])])
+
+
+def _recovery(line: Line, group: str) -> str:
+    found = line.groups.get(group)
+    return f"{found.recovery:.2f} ± {found.spread:.2f}" if found else ""
+
+
+def _divergence(line: Line) -> str:
+    return f"{line.mean_kl:.2g} / {line.p99_kl:.2g} / {100 * line.same:.0f} %"
+
+
+def _found(line: Line) -> str:
+    return f"{100 * line.found:.0f} % of {line.fetched:.0f}" if line.found is not None else ""
+
+
+def _notes(lines: Sequence[Line]) -> str:
+    names = list(lines[0].notes)
+    rows = [(f"{line.method}, {line.ratio}x", *(f"{line.notes.get(n, 0):.3g}" for n in names)) for line in lines]
+    return table(("", *names), rows)
