@@ -62,7 +62,7 @@ class DocumentKV:
     """The decoded KV of one document, read by every sequence on it and written only while it is built.
 
     `capacity` is `n_tokens` rounded up to 8, so that attention can cut the tokens into equal parts; what is
-    beyond `n_tokens` is zero and masked. `prefix`: where its chunks begin, behind the sinks of a segment.
+    beyond `n_tokens` is masked. `prefix`: where its chunks begin, behind the sinks of a segment.
     """
 
     def __init__(self, memory: KVMemory, capacity_tokens: int) -> None:
@@ -74,12 +74,20 @@ class DocumentKV:
             x[:, :, capacity_tokens:].zero_()
         self.n_tokens = 0
         self.prefix = 0
+        self._finite = False
         self._positions: tuple[int | None, int | None] = (None, None)
 
     def place(self, n_tokens: int, next_position: int | None = None, last_position: int | None = None) -> None:
         """Declare rows present; without positions they are consecutive tokens from position 0."""
         self.n_tokens = n_tokens
         self._positions = next_position, last_position
+
+    def clear_rest(self) -> None:
+        """Make sure, before rows attend to a document that is not full, that what it does not hold is finite: masked
+        values count zero times, which leaves NaN of memory that nobody wrote yet."""
+        if not self._finite and not self.complete:
+            self.v[:, :, self.n_tokens :].zero_()
+        self._finite = True
 
     @property
     def next_position(self) -> int:

@@ -10,7 +10,7 @@ from service.engine.torch_engine import attention
 from service.engine.torch_engine.kv import DocumentKV
 from service.engine.torch_engine.plan import PrefillDone, StepPlan
 
-_SCORES_AT_ONCE = 1 << 23  # 32 MiB in FP32
+_SCORES_AT_ONCE = 1 << 22  # 16 MiB in FP32
 
 
 @dataclass(slots=True)

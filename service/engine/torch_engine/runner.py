@@ -234,6 +234,8 @@ class TorchRunner:
         n = len(rows.tokens)
         if tail.length + n - rows.refeed > tail.capacity:
             raise ValueError(f"{n} rows do not fit a tail of {tail.capacity} with {tail.length} in use")
+        if rows.document is not None:
+            rows.document.clear_rest()
         mask = causal_mask(n, tail.length, refeed=rows.refeed, device=self._device)
         return SequenceRows(tail, first, n, rows.refeed, mask)
 
