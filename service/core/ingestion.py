@@ -12,7 +12,7 @@ from service.core.builds import build_snapshot
 from service.core.clock import Clock
 from service.core.files import Files
 from service.core.policies import Policies
-from service.core.progress import Meter, ProgressBoard
+from service.core.progress import BuildStages, Meter, ProgressBoard
 from service.core.prompts import Prompts
 from service.core.retention import Policy
 from service.core.snapshots import snapshot_columns, token_columns
@@ -22,8 +22,6 @@ from service.db.models import DocumentRow, PageRow
 from service.engine.messages import BuildProgress, DocumentRef
 from service.engine.protocol import EngineClient
 from service.errors import NotFound
-
-_BUILDING = (statuses.PREFILLING, statuses.COMPACTING, statuses.PERSISTING)
 
 
 class Read(Protocol):
@@ -116,15 +114,16 @@ class Ingestion:
         return tokens.ids, policy
 
     async def _build(self, row: DocumentRow, token_ids: list[int], policy: Policy) -> None:
-        meters = {stage: Meter(self.clock, stage, "tokens") for stage in _BUILDING}
+        stages = BuildStages(self.clock, is_compacted=policy.summary_tokens > 0)
 
         def report(event: BuildProgress) -> None:
-            meter = meters.get(event.stage, meters[statuses.PREFILLING])
-            self.board.publish(row.id, meter.at(event.done, event.total))
+            progress = stages.at(event.stage, event.done, event.total)
+            if progress is not None:
+                self.board.publish(row.id, progress)
 
         if row.status in statuses.before(statuses.PREFILLING):
             await self._move(row.id, statuses.PREFILLING)
-        self.board.publish(row.id, meters[statuses.PREFILLING].at(0, len(token_ids)))
+        report(BuildProgress(statuses.PREFILLING, 0, len(token_ids)))
         ref = DocumentRef(row.owner_id, row.id)
         done = await build_snapshot(self.engine, ref, token_ids, policy.retention, report)
         await self._move(row.id, statuses.READY, **snapshot_columns(done, self.engine))

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
+from service.core import statuses
 from service.core.clock import Clock
 
 
@@ -64,3 +65,23 @@ class Meter:
         if done > base and now > since:
             eta_s = round((total - done) * (now - since) / (done - base), 1)
         return Progress(self.stage, done, total, self._unit, eta_s)
+
+
+class BuildStages:
+    """Progress of a build through its stages, which never goes back to an earlier one.
+
+    A build that `is_compacted` writes all tokens to the disk before: that is not the end, and counts as prefilling.
+    """
+
+    def __init__(self, clock: Clock, *, is_compacted: bool) -> None:
+        compacting = (statuses.COMPACTING,) if is_compacted else ()
+        self._stages = (statuses.PREFILLING, *compacting, statuses.PERSISTING)
+        self._meters = {stage: Meter(clock, stage, "tokens") for stage in self._stages}
+        self._furthest = 0
+
+    def at(self, stage: str, done: int, total: int) -> Progress | None:
+        """None for what is not told."""
+        if stage not in self._meters or self._stages.index(stage) not in (self._furthest, self._furthest + 1):
+            return None
+        self._furthest = self._stages.index(stage)
+        return self._meters[stage].at(done, total)

@@ -1,0 +1,145 @@
+"""Documents longer than the context over a real socket, with the host and the store of the product and no model.
+
+A token is a byte here, and a question's bytes find the passage that has the same ones.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.builds import computed_until
+from tests.e2e.damage import flip, shard
+from tests.e2e.server import Server, files_below
+from tests.e2e.sse import events_of
+
+CONTEXT = 4096
+PAGE = "The lease of Mill House ends on the third of March. Rent is due on the first day of each month. " * 8
+N_PAGES = 26
+RARE = "@#~" * 24
+"""Only the page it is on has such bytes, and a question of them."""
+RENT = "When is rent due?"
+
+
+def document(n_pages: int = N_PAGES, marked: int = 9) -> bytes:
+    pages = [f"Page {n}. {RARE if n == marked else ''} {PAGE}" for n in range(1, n_pages + 1)]
+    return "\f".join(pages).encode()
+
+
+def pages(answer: dict[str, Any], mode: str) -> set[int]:
+    """Pages that an answer says it saw so."""
+    parts = [part for part in answer["provenance"] if part["mode"] == mode]
+    return {page for part in parts for page in range(part["first_page"], part["last_page"] + 1)}
+
+
+def same_answer(answer: dict[str, Any]) -> tuple[Any, ...]:
+    """What must be the same when the same is asked again."""
+    return answer["answer"], answer["provenance"], answer["citations"], answer["notice"]
+
+
+@pytest.fixture(scope="module")
+def server(serve_all) -> Server:
+    return serve_all(fake={"max_context": CONTEXT})
+
+
+@pytest.fixture
+def hashing(serve, demo_model: Path) -> Server:
+    """A server whose answers hash every byte of the KV that they build on, and whose tokens are the demo model's."""
+    return serve(fake={"model_dir": str(demo_model), "max_context": 1536}, answer_room_tokens=256, segment_tokens=512)
+
+
+@pytest.fixture(scope="module")
+def read(server: Server) -> dict[str, Any]:
+    return server.ready(document())
+
+
+def test_what_stays_in_memory_does_not_grow_with_the_document(server, read):
+    longer = server.ready(document(2 * N_PAGES))
+    assert longer["token_count"] > 1.9 * read["token_count"] > 1.9 * 4 * CONTEXT
+    shown = [body["snapshot"] for body in (read, longer)]
+    assert [snapshot["retention"]["preset"] for snapshot in shown] == ["balanced", "balanced"]
+    assert shown[0]["resident_tokens"] == shown[1]["resident_tokens"] == 1552
+    assert shown[0]["resident_nbytes"] == shown[1]["resident_nbytes"] > 0
+    assert shown[1]["index_nbytes"] > 1.9 * shown[0]["index_nbytes"]
+    assert server.engine_stat("document_prefill_tokens_total") == read["token_count"] + longer["token_count"]
+
+
+def test_the_passage_that_a_question_needs_is_fetched_and_its_page_named(server, read):
+    answer = server.ask(server.session(read["id"]), RARE, max_tokens=8)
+    fetched, verbatim = pages(answer, "fetched"), pages(answer, "verbatim")
+    assert 9 in fetched
+    assert len(fetched) < 8
+    assert N_PAGES in verbatim
+    assert pages(answer, "summary") == set(range(1, N_PAGES + 1)) - fetched - verbatim
+    usage = answer["usage"]
+    assert usage["reused_tokens"] == usage["document_tokens"] == read["token_count"]
+    assert usage["first_pass_tokens"] == usage["prefilled_tokens"]
+    assert answer["timings"]["fetch_ms"] > 0
+
+
+@pytest.mark.model
+def test_answers_are_the_same_before_and_after_a_restart(hashing: Server):
+    read = hashing.ready(document())
+    never_stopped, stopped = (hashing.session(read["id"]) for _ in range(2))
+    first, second = (hashing.ask(never_stopped, question, max_tokens=12) for question in (RARE, RENT))
+    assert hashing.ask(stopped, RARE, max_tokens=12)["answer"] == first["answer"]
+    hashing.stop()
+    hashing.start()
+    fresh = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
+    follow_up = hashing.ask(stopped, RENT, max_tokens=12)
+    for one, other in ((fresh, first), (follow_up, second)):
+        assert same_answer(one) == same_answer(other)
+        assert one["usage"]["prefilled_tokens"] == other["usage"]["prefilled_tokens"]
+    assert (fresh["cache"]["source"], fresh["cache"]["miss_reason"]) == ("disk", None)
+    assert hashing.engine_stat("document_prefill_tokens_total") == 0
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("kind", ["documents", "residents"])
+def test_damage_is_told_and_only_what_was_lost_is_made_again(hashing: Server, kind: str):
+    read = hashing.ready(document(marked=7))
+    before = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
+    hashing.stop()
+    (directory,) = (hashing.store / "snapshots").glob(f"*/{kind}/{read['id']}/*")
+    flip(shard(directory), 0.2)
+    hashing.start()
+    after = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
+    assert same_answer(after) == same_answer(before)
+    assert after["cache"]["miss_reason"] == "checksum"
+    n_computed = hashing.engine_stat("document_prefill_tokens_total")
+    assert n_computed == (read["token_count"] if kind == "documents" else 0)
+    assert after["usage"]["prefilled_tokens"] == n_computed + before["usage"]["prefilled_tokens"]
+    again = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
+    assert (same_answer(again), again["cache"]["miss_reason"]) == (same_answer(before), None)
+
+
+def test_a_build_goes_on_after_its_engine_was_killed(serve):
+    server: Server = serve(fake={"max_context": CONTEXT, "fake_layer_s": 0.01})
+    body = server.upload(document())
+    computed = computed_until(server, body["id"], 0.5)
+    server.kill_engine()
+    server.until_engine_is_back()
+    read = server.until_ended(body["id"])
+    assert (read["status"], read["snapshot"]["resident_tokens"]) == ("ready", 1552)
+    assert computed + read["snapshot"]["prefilled_tokens"] < read["token_count"] * 1.2
+    answer = server.ask(server.session(read["id"]), RARE, max_tokens=8)
+    assert 9 in pages(answer, "fetched")
+
+
+def test_nothing_is_left_of_a_deleted_document(server):
+    read = server.ready(document(marked=3))
+    server.ask(server.session(read["id"]), RARE, max_tokens=2)
+    assert [path for path in files_below(server.store) if read["id"] in path]
+    removed = server.request("DELETE", f"/v1/documents/{read['id']}").json()["removed"]
+    assert {part["tier"]: part["objects"] > 0 for part in removed}["disk"]
+    assert [path for path in files_below(server.store) if read["id"] in path] == []
+
+
+def test_its_status_only_goes_forward(serve):
+    server: Server = serve(fake={"max_context": CONTEXT, "fake_layer_s": 0.004})
+    document_id = server.upload(document())["id"]
+    with server.client.stream("GET", f"/v1/documents/{document_id}/events") as response:
+        seen = [event.data["status"] for event in events_of(response) if event.data]
+    order = ["queued", "parsing", "prefilling", "compacting", "persisting", "ready"]
+    assert [order.index(status) for status in seen] == sorted(order.index(status) for status in seen)
+    assert {"prefilling", "compacting", "ready"} <= set(seen)
