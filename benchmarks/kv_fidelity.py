@@ -3,8 +3,8 @@ form.
 
     python -m benchmarks.kv_fidelity
 
-Writes its section of docs/fidelity.md and prints one JSON line. The example contract is read as a document of 3,072 tokens;
-the 1,000 tokens that follow are fed behind it, and the distribution of the next token at each of them is
+Writes its section of docs/fidelity.md and prints one JSON line. The example contract is read as a document of 3,072
+tokens; the 1,000 tokens that follow are fed behind it, and the distribution of the next token at each of them is
 compared with the reference by its Kullback-Leibler divergence (nats).
 """
 

@@ -79,9 +79,9 @@ class Trial:
         for method, make in self._ways(budget, fits if ratio > 1 else {}):
             notes: dict[str, float] = {}
             kept = make(notes)
-            yield self._measured(method, ratio, kept, None, notes)
+            yield self.measured(method, ratio, kept, notes=notes)
             if ratio > 1 and method in WITH_FETCH:
-                yield self._with_fetch(f"{method} + fetch", ratio, kept, FETCH_TOKENS)
+                yield self.with_fetch(f"{method} + fetch", ratio, kept, FETCH_TOKENS)
         if ratio > 1:
             yield from self._question_aware(budget, ratio)
 
@@ -112,9 +112,17 @@ class Trial:
         notes["held-out error of selection"] = float(torch.tensor(found.selected).mean())
         return found.kept
 
-    def _measured(
-        self, method: str, ratio: int, kept: Kept, fetched: Tensor | None, notes: dict[str, float], twice: bool = False
+    def measured(
+        self,
+        method: str,
+        ratio: int,
+        kept: Kept,
+        fetched: Tensor | None = None,
+        *,
+        notes: dict[str, float] | None = None,
+        twice: bool = False,
     ) -> Measured:
+        """All questions over kept rows, with tokens ``[questions, n]`` fetched for each."""
         outcomes = self.answers.outcomes(self.kv, kept, fetched, twice)
         if fetched is None:
             return Measured(method, ratio, kept.mean_rows, outcomes, notes=notes)
@@ -123,23 +131,24 @@ class Trial:
             bool(there[i, slice(*q.fact)].all()) if q.fact[1] else None for i, q in enumerate(self.answers.questions)
         ]
         n_fetched = float(fetched.sum(-1).float().mean())
-        return Measured(method, ratio, kept.mean_rows, outcomes, n_fetched, found, notes)
+        return Measured(method, ratio, kept.mean_rows, outcomes, n_fetched, found)
 
-    def _with_fetch(self, method: str, ratio: int, kept: Kept, n_tokens: int, twice: bool = False) -> Measured:
+    def with_fetch(self, method: str, ratio: int, kept: Kept, n_tokens: int, twice: bool = False) -> Measured:
+        """The same, with at most `n_tokens` tokens that the index heads find for each question."""
         layers = tuple(layer for layer, _ in fetch.INDEX_HEADS)
         queries = fetch.question_queries(self.reader, self.kv, kept, self.answers.questions, layers)
         fetched = fetch.chosen(fetch.index_scores(self.kv, queries), kept.always, n_tokens)
-        return self._measured(method, ratio, kept, fetched, {}, twice)
+        return self.measured(method, ratio, kept, fetched, twice=twice)
 
     def _question_aware(self, budget: Budget, ratio: int) -> Iterator[Measured]:
         """What knows the question: spans or text for as many rows as the others keep."""
         bare = keep.only_always(self.kv, budget.always(self.kv.k.device))
-        yield self._with_fetch("spans by index heads, equal rows", ratio, bare, budget.slots)
+        yield self.with_fetch("spans by index heads, equal rows", ratio, bare, budget.slots)
         layers = tuple(layer for layer in fetch.QUEST_LAYERS if layer < len(self.kv.k))
         queries = fetch.question_queries(self.reader, self.kv, bare, self.answers.questions, layers)
         fetched = fetch.chosen(fetch.quest_scores(self.kv, queries), bare.always, budget.slots, 0)
-        yield self._measured("spans by Quest bounds, equal rows", ratio, bare, fetched, {})
+        yield self.measured("spans by Quest bounds, equal rows", ratio, bare, fetched)
         selected = keep.uniform(self.kv, next(iter(self.looked.values())).scores, budget)
-        yield self._with_fetch("selection + fetch, fetched rows twice", ratio, selected, FETCH_TOKENS, twice=True)
+        yield self.with_fetch("selection + fetch, fetched rows twice", ratio, selected, FETCH_TOKENS, twice=True)
         texts = [fetch.bm25_ids(self.reader, self.document, q, budget.rows) for q in self.answers.questions]
         yield Measured("text by BM25, read afresh", ratio, budget.rows, self.answers.outcomes_of_texts(texts))

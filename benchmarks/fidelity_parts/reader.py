@@ -208,7 +208,7 @@ class Reader:
 
     def __init__(self, model_dir: Path, device: str) -> None:
         logging.disable_progress_bar()
-        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.set_float32_matmul_precision("highest")
         self.card = msgspec.json.decode((model_dir / CARD_NAME).read_bytes(), type=ModelCard)
         self.tokenizer = Tokenizer.load(model_dir)
         self.prompt = PromptTemplate(self.card.prompt, self.tokenizer)
