@@ -54,12 +54,12 @@ class Compaction(Bench):
 
     def replay(self, document: Any, ids: list[int], *, first: bool) -> torch.Tensor:
         """Scores ``[n_layers, n_kv_heads, tokens]`` of a segment, replayed in equal pieces that fit a chunk."""
-        sinks, n = (0 if first else self.sizes.sinks), len(ids)
+        sinks, n = 0 if first else self.sizes.sinks, len(ids)
         n_pieces = -(-n // (self.runner.limits.chunk_tokens - PROMPT_TOKENS))
         bounds = [n * i // n_pieces for i in range(n_pieces + 1)]
         prompt = numbers(PROMPT_TOKENS, 250, 9)
         found = [
-            self.runner.replay(document, [*prompt, *ids[a:b]], self.sizes.sinks, sinks + a, sinks + b)
+            self.runner.replay(document, [*prompt, *ids[a:b]], sinks, sinks + a, sinks + b)
             for a, b in itertools.pairwise(bounds)
         ]
         return torch.cat(found, 2)

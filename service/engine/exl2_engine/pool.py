@@ -37,13 +37,6 @@ class Document:
     def last_position(self) -> int:
         return self.positions[1] if self.positions else self.n_tokens - 1
 
-    def grow(self, n_tokens: int) -> None:
-        """Count `n_tokens` more tokens, written by the caller at the positions from `next_position` on."""
-        after = self.next_position + n_tokens
-        self.n_tokens += n_tokens
-        if self.positions:
-            self.positions = after, after - 1
-
 
 class BlockPool:
     """`layers[i]` is layer i's blocks, uint8 ``[n_blocks, block bytes]``.

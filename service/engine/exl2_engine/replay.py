@@ -36,10 +36,10 @@ class Sight:
 
     @classmethod
     def of(cls, document: Document, sinks: int, first: int, last: int) -> "Sight":
-        """Sinks within [first, last) are seen once. Raises ValueError for tokens that the document does not have."""
-        if sinks < 0 or not 0 <= first < last <= document.n_tokens:
-            raise ValueError(f"{sinks} sinks and tokens {first} to {last} are not in a document of {document.n_tokens}")
-        return cls(min(sinks, first), first, last)
+        """Raises ValueError unless sinks and tokens lie in the document, one behind the other."""
+        if not 0 <= sinks <= first < last <= document.n_tokens:
+            raise ValueError(f"{sinks} sinks and tokens {first} to {last} of a document of {document.n_tokens}")
+        return cls(sinks, first, last)
 
     @property
     def n_tokens(self) -> int:

@@ -133,7 +133,8 @@ class Exl2Runner:
         """Raises ValueError when the chunk starts off a chunk boundary, does not fit the document, or gives KV that
         cannot be stored."""
         n, past = len(tokens), document.n_tokens
-        if (past - document.prefix) % self.limits.chunk_tokens or not 0 < n <= self.limits.chunk_tokens:
+        on_boundary = document.positions is None and (past - document.prefix) % self.limits.chunk_tokens == 0
+        if not on_boundary or not 0 < n <= self.limits.chunk_tokens:
             raise ValueError(f"a chunk of {n} tokens cannot follow {past} tokens")
         if past + n > document.capacity:
             raise ValueError(f"{n} more tokens do not fit a document of {document.capacity}")
@@ -145,7 +146,7 @@ class Exl2Runner:
         except BaseException:
             self.pool.wipe(own)
             raise
-        document.grow(n)
+        document.n_tokens += n
         return records
 
     def _prefill(
@@ -153,8 +154,7 @@ class Exl2Runner:
     ) -> Export:
         model, backend, past, n = self._document_model, self.backend, document.n_tokens, len(tokens)
         export, pace = Export(self.layout, n, self._device, self._exports), Pace(self._device)
-        start = document.next_position
-        positions = torch.arange(start, start + n, dtype=torch.int32, device=self._device)
+        positions = torch.arange(past, past + n, dtype=torch.int32, device=self._device)
         x = model.embed(self._to_device(torch.tensor(tokens, dtype=torch.int32)))
         for layer, pool in enumerate(self.pool.layers):
             q, k, v = rotated_qkv(model, backend, layer, x, positions)
@@ -193,13 +193,13 @@ class Exl2Runner:
     @torch.inference_mode()
     def keep_prefix(self, document: Document, n_tokens: int) -> None:
         """The blocks behind are zeroed for the tokens to come. Raises ValueError when `n_tokens` are no whole blocks,
-        or more than there are."""
-        if n_tokens % self.limits.sink_multiple or not 0 <= n_tokens <= document.n_tokens:
+        more than there are, or not at consecutive positions."""
+        there = 0 <= n_tokens <= document.n_tokens and document.positions is None
+        if n_tokens % self.limits.sink_multiple or not there:
             raise ValueError(f"the first {n_tokens} tokens of {document.n_tokens} cannot be kept")
         self.pool.wipe(document.blocks[n_tokens // self.layout.block_tokens :])
         self._loader.begin()  # what is loaded next must not be wiped
         document.n_tokens = document.prefix = n_tokens
-        document.positions = None
 
     @torch.inference_mode()
     def replay(
@@ -212,7 +212,9 @@ class Exl2Runner:
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
         """`tokens` of at most a chunk are computed at once and are in the memory plan, more of them slice by slice.
-        Raises ValueError for tokens that the document does not have."""
+        Raises ValueError without any, and unless sinks and [first, last) lie in the document, one behind the other."""
+        if not tokens:
+            raise ValueError("nothing to replay")
         sight = Sight.of(document, sinks, first, last)
         run = Replay(self._document_model, self.backend, sight, self.limits.chunk_tokens)
         ids = self._to_device(torch.tensor(tokens, dtype=torch.int32))
@@ -248,19 +250,22 @@ class Exl2Runner:
 
     @torch.inference_mode()
     def question_queries(self, rows: Rows, heads: Sequence[tuple[int, int]]) -> Tensor:
-        """Raises ValueError when the tail has no room for the rows: they are written behind it, and not counted."""
+        """Raises ValueError when the model has not these heads, or the tail no room for the rows, which are written
+        behind it and not counted."""
+        model = self._model
+        if not heads or not all(0 <= i < model.n_layers and 0 <= h < model.n_kv_heads for i, h in heads):
+            raise ValueError(f"the model has no KV heads {list(heads)}")
         plan = plan_rows([rows], self._tails)
-        model, packed = self._model, self._packed(plan, StepShape.of(plan))
+        packed = self._packed(plan, StepShape.of(plan))
         x, found = model.embed(packed.ids), {}
-        deepest = max((layer for layer, _ in heads), default=-1)
+        deepest = max(layer for layer, _ in heads)
         for layer in range(deepest + 1):
             q = self._append(layer, x, packed.step)
             by_head = q.unflatten(1, (model.n_kv_heads, -1)).permute(1, 2, 0, 3)
-            found |= {pair: by_head[pair[1]].float() for pair in heads if pair[0] == layer}
+            found |= {(i, head): by_head[head].float() for i, head in heads if i == layer}
             if layer < deepest:
                 x = self._after_append(layer, q, x, packed.step)
-        empty = torch.empty(0, model.n_heads // model.n_kv_heads, len(rows.tokens), model.head_dim)
-        return torch.stack([found[tuple(pair)] for pair in heads]).cpu() * model.scale if heads else empty
+        return torch.stack([found[layer, head] for layer, head in heads]).cpu() * model.scale
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
