@@ -12,55 +12,60 @@ import torch
 from bench_report import machine, read_bandwidth, table, timed, write_section
 from torch import nn
 
-from service.engine.torch_engine import attention
+from cache_store.layout import KVLayout, KVType
+from service.engine.torch_engine.few import FewRows, Share, TailRows
+from service.engine.torch_engine.kv import DocumentKV, KVMemory, Tail
 from service.engine.torch_engine.linear import RowLinear
+from service.engine.torch_engine.scratch import Scratch
 
-SHAPES = ((1536, 576), (576, 1536), (576, 576))
-N_MATRICES = 120
+SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+ROWS = (1, 4, 20)
+N_MATRICES = 60
 N_LAYERS = 24
 N_TOKENS = 6000
 REPEATS = 9
 
 
-def linear_rows(dtype: torch.dtype, peak: float) -> list[tuple[str, ...]]:
+def linear_rows(dtype: torch.dtype, n_rows: int, peak: float) -> list[tuple[str, ...]]:
     rows = []
     for out_features, in_features in SHAPES:
         plain = [nn.Linear(in_features, out_features, bias=False).to(dtype) for _ in range(N_MATRICES)]
         nbytes = sum(linear.weight.nbytes for linear in plain)
-        x = torch.randn(1, 1, in_features).to(dtype)
+        x = torch.randn(1, n_rows, in_features).to(dtype)
         speeds = []
         for modules in (plain, [RowLinear(linear) for linear in plain]):
             with torch.inference_mode():
                 timing = timed(lambda modules=modules, x=x: [m(x) for m in modules], repeats=REPEATS)
             speeds.append(nbytes / timing.median)
         stock, ours = speeds
-        rows.append(
-            (f"linear {in_features} -> {out_features}, one row, {name(dtype)}", *speed_cells(stock, ours, peak))
-        )
+        what = f"linear {in_features} -> {out_features}, rows: {n_rows}, {name(dtype)}"
+        rows.append((what, *speed_cells(stock, ours, peak)))
     return rows
 
 
 def attention_rows(value_dtype: torch.dtype, n_rows: int, peak: float) -> tuple[str, ...]:
     """One token of `n_rows` sessions over a shared document, by sdpa over repeated heads and by ours."""
-    capacity = -(-N_TOKENS // 8) * 8
-    keys = [torch.randn(3, capacity, 64) for _ in range(N_LAYERS)]
-    values = [torch.randn(3, capacity, 64).to(value_dtype) for _ in range(N_LAYERS)]
-    nbytes = sum(x.nbytes for x in (*keys, *values))
+    memory = KVMemory(KVLayout(N_LAYERS, 3, 64, KVType.FP16), torch.float32, value_dtype, torch.device("cpu"))
+    document = DocumentKV(memory, N_TOKENS)
+    document.n_tokens = N_TOKENS
+    for x in (document.k, document.v):
+        x.normal_()
+    shares = [Share(TailRows(Tail(memory, 8), 1), i, 1, None) for i in range(n_rows)]
+    scratch = Scratch()
     q = torch.randn(9, n_rows, 64)
 
     def stock() -> None:
-        for k, v in zip(keys, values, strict=True):
+        for k, v in zip(document.k, document.v, strict=True):
             k, v = (x[:, :N_TOKENS].float().repeat_interleave(3, 0)[None] for x in (k, v))
             nn.functional.scaled_dot_product_attention(q[None], k, v)
 
     def ours() -> None:
-        rows = attention.by_kv_head(q, 3)
-        for k, v in zip(keys, values, strict=True):
-            p = torch.softmax(attention.document_scores(rows, k, N_TOKENS), -1)
-            attention.document_values(p, v, N_TOKENS)
+        rows = FewRows(document, shares, 9, 3, scratch)
+        for layer in range(N_LAYERS):
+            rows.attend(layer, q)
 
     with torch.inference_mode():
-        speeds = [nbytes / timed(work, repeats=REPEATS).median for work in (stock, ours)]
+        speeds = [document.nbytes / timed(work, repeats=REPEATS).median for work in (stock, ours)]
     what = f"attention over {N_TOKENS} tokens, {n_rows} sessions, keys float32, values {name(value_dtype)}"
     return (what, *speed_cells(*speeds, peak))
 
@@ -75,7 +80,8 @@ def speed_cells(stock: float, ours: float, peak: float) -> tuple[str, ...]:
 
 def report() -> str:
     peak = read_bandwidth()
-    rows = [row for dtype in (torch.float32, torch.bfloat16) for row in linear_rows(dtype, peak)]
+    cases = [(torch.float32, n) for n in ROWS] + [(torch.bfloat16, 1)]
+    rows = [row for dtype, n in cases for row in linear_rows(dtype, n, peak)]
     rows += [attention_rows(dtype, n, peak) for dtype in (torch.float32, torch.bfloat16) for n in (1, 4)]
     header = ("what", "torch GB/s", "ours GB/s", "ratio", "of the memory's")
     return "\n".join(

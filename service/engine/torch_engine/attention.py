@@ -10,43 +10,12 @@ import math
 import torch
 from torch import Tensor
 
-FEW_ROWS = 8
-"""Up to this many tokens a sequence is attended to by plain products, which beat the flash kernel there."""
-
-_PARTS = 4
 _CAUSAL_ROWS = 384
 
 
 def grouped_scores(q: Tensor, k: Tensor) -> Tensor:
     """``q @ k^T`` in FP32: ``[h, rows, d] x [h, n, d] -> [h, rows, n]``."""
     return torch.bmm(q, k.transpose(1, 2))
-
-
-def document_scores(q: Tensor, k: Tensor, n_tokens: int) -> Tensor:
-    """Scores against a document's keys ``[h, capacity, d]``, the tokens cut into parts so that all threads work.
-
-    Gives ``[h, rows, n_tokens]``.
-    """
-    h, rows, d = q.shape
-    capacity = k.shape[1]
-    if h % _PARTS == 0:
-        return grouped_scores(q, k[:, :n_tokens])
-    parts = k.view(h * _PARTS, capacity // _PARTS, d)
-    repeated = q[:, None].expand(h, _PARTS, rows, d).reshape(h * _PARTS, rows, d)
-    scores = torch.bmm(repeated, parts.transpose(1, 2)).view(h, _PARTS, rows, -1)
-    return scores.transpose(1, 2).reshape(h, rows, capacity)[..., :n_tokens]
-
-
-def document_values(p: Tensor, v: Tensor, n_tokens: int) -> Tensor:
-    """``p @ v`` for probabilities ``[h, rows, n_tokens]`` over a document's values ``[h, capacity, d]``, FP32."""
-    h, rows, _ = p.shape
-    capacity, d = v.shape[1:]
-    if h % _PARTS == 0:
-        return torch.bmm(p.to(v.dtype), v[:, :n_tokens]).float()
-    padded = torch.nn.functional.pad(p, (0, capacity - n_tokens)).to(v.dtype)
-    cut = padded.view(h, rows, _PARTS, -1).transpose(1, 2).reshape(h * _PARTS, rows, -1)
-    out = torch.bmm(cut, v.view(h * _PARTS, capacity // _PARTS, d))
-    return out.view(h, _PARTS, rows, d).sum(1, dtype=torch.float32)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool = False) -> tuple[Tensor, Tensor]:

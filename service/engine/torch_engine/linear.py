@@ -1,16 +1,52 @@
-"""A linear layer that reads its weights at memory speed when there are few rows.
+"""Products of few rows with weights, at memory speed.
 
-The BLAS behind `torch.nn.functional.linear` reaches a fifth to a half of the memory bandwidth for up to eight FP32
-rows on some CPUs; a batched product over slices of the output features reaches nearly all of it for one row, and twice
-to three times as much for a few (`benchmarks/decode_parts.py`).
+The BLAS behind `torch.nn.functional.linear` reads weights at a fifth to a half of the memory bandwidth for up to eight
+FP32 rows on some CPUs, in one thread for one row. A batched product over slices of the output features reaches most of
+it for one row, and 1.3 to 3 times as much as `linear` for up to 64 (`benchmarks/decode_parts.py`).
 """
 
 import torch
 from torch import Tensor, nn
 
+MOST_ROWS = 64
+"""Up to this many rows the sliced product is the faster one."""
+
 _SLICES = (8, 2)
 """Numbers of slices to choose from: the first that divides the output features."""
-_MOST_ROWS = 8
+
+
+class SlicedWeight:
+    """A weight ``[out, in]`` for products with up to `MOST_ROWS` rows; it shares the memory."""
+
+    __slots__ = ("_shape", "_sliced", "weight")
+
+    def __init__(self, weight: Tensor) -> None:
+        """Raises ValueError for a weight that `fits` says no to."""
+        if not fits(weight):
+            raise ValueError(f"a weight of {tuple(weight.shape)} on {weight.device} is not for sliced products")
+        out_features, in_features = weight.shape
+        n = next(n for n in _SLICES if out_features % n == 0)
+        self.weight = weight
+        self._shape = (n, out_features // n, in_features)
+        self._sliced = weight.view(self._shape)
+
+    def product(self, x: Tensor) -> Tensor:
+        """``[n, in] -> [out, n]``."""
+        return torch.bmm(self._sliced, self._columns(x)).view(-1, len(x))
+
+    def add_product(self, out: Tensor, x: Tensor) -> None:
+        """Add the product with ``[n, in]`` to `out`, ``[out, n]`` and contiguous, in place."""
+        out.view(*self._shape[:2], -1).baddbmm_(self._sliced, self._columns(x))
+
+    def _columns(self, x: Tensor) -> Tensor:
+        """The same rows for every slice, as the columns of a column-major matrix: that is what takes the fast path."""
+        n, width = x.shape
+        return x.contiguous().as_strided((self._shape[0], width, n), (0, 1, width))
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether a weight is one for sliced products: FP32, on a CPU, of an even number of output features."""
+    return weight.dtype is torch.float32 and weight.device.type == "cpu" and weight.shape[0] % min(_SLICES) == 0
 
 
 class RowLinear(nn.Module):
@@ -20,18 +56,14 @@ class RowLinear(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.bias = linear.bias
-        out_features, in_features = linear.weight.shape
-        n = next((n for n in _SLICES if out_features % n == 0), 0)
-        self._slices = (n, out_features // n, in_features) if n and linear.weight.dtype is torch.float32 else None
 
     def forward(self, x: Tensor) -> Tensor:
         width = x.shape[-1]
         n_rows = x.numel() // width
-        if self._slices is None or not 0 < n_rows <= _MOST_ROWS or x.device.type != "cpu":
+        if not 0 < n_rows <= MOST_ROWS or not fits(self.weight):
             return nn.functional.linear(x, self.weight, self.bias)
-        # The same rows for every slice, as the columns of a column-major matrix: that is what takes the fast path.
-        columns = x.reshape(-1).contiguous().as_strided((self._slices[0], width, n_rows), (0, 1, width))
-        out = torch.bmm(self.weight.view(self._slices), columns).view(-1, n_rows).t().reshape(*x.shape[:-1], -1)
+        rows = x.reshape(n_rows, width)
+        out = SlicedWeight(self.weight).product(rows).t().reshape(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
 

@@ -15,7 +15,9 @@ from transformers import AttentionInterface
 
 from cache_store.codec import decode_records, encode_records
 from service.engine.torch_engine import attention
+from service.engine.torch_engine.few import FEW_ROWS, FewRows, Share, TailRows
 from service.engine.torch_engine.kv import DocumentKV, Tail
+from service.engine.torch_engine.scratch import Scratch
 
 NAME = "preread"
 
@@ -133,87 +135,63 @@ class Group:
 
 @dataclass(slots=True)
 class StepPlan:
-    """New tokens of several sequences, each behind its document and its own tail."""
+    """New tokens of several sequences, each behind its document and its own tail. `scratch` is used by one plan at a
+    time."""
 
     groups: list[Group]
     rotation: Tensor | None
+    scratch: Scratch = field(default_factory=Scratch)
+    _steps: list["_GroupStep"] = field(default_factory=list)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        for group in self.groups:
-            for member in group.members:
-                _append(layer, member, k, v)
-        q = q * scale
-        outs = [_attend_group(layer, g, q[:, g.first : g.first + g.n], k.shape[0]) for g in self.groups]
+        return self.attend_scaled(layer, q * scale, k, v)
+
+    def attend_scaled(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `attend`, for queries that are scaled already."""
+        if not self._steps:
+            self._steps = [_GroupStep(group, q.shape[0], k.shape[0], self.scratch) for group in self.groups]
+        outs = [step.attend(layer, q, k, v) for step in self._steps]
         return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
-def _append(layer: int, rows: SequenceRows, k: Tensor, v: Tensor) -> None:
-    """Write a sequence's new keys and values behind its tail; the re-fed token's are the document's already."""
-    first, n = rows.first + rows.refeed, rows.n - rows.refeed
-    at = rows.tail.length
-    rows.tail.k[layer, :, at : at + n] = k[:, first : first + n]
-    rows.tail.v[layer, :, at : at + n] = v[:, first : first + n]
+class _GroupStep:
+    """One group's attention in a step. `FewRows` take the scratch memory of another group's: call `attend` of the
+    groups one after the other."""
 
+    def __init__(self, group: Group, heads: int, kv_heads: int, scratch: Scratch) -> None:
+        self._group, self._kv_heads = group, kv_heads
+        self._tails = [TailRows(m.tail, m.n - m.refeed) for m in group.members]
+        self._few = None
+        if group.document is not None and group.n <= FEW_ROWS:
+            members = zip(group.members, self._tails, strict=True)
+            shares = [Share(tail, m.first - group.first, m.n, m.mask) for m, tail in members]
+            self._few = FewRows(group.document, shares, heads, kv_heads, scratch)
 
-def _tail(layer: int, rows: SequenceRows) -> tuple[Tensor, Tensor]:
-    end = rows.tail.length + rows.n - rows.refeed
-    return rows.tail.k[layer, :, :end], rows.tail.v[layer, :, :end]
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write the new keys and values, attend: queries of all groups in, this group's output."""
+        for member, tail in zip(self._group.members, self._tails, strict=True):
+            # The re-fed token's are the document's already.
+            first, last = member.first + member.refeed, member.first + member.n
+            tail.new_keys[layer].copy_(k[:, first:last])
+            tail.new_values[layer].copy_(v[:, first:last])
+        own = q[:, self._group.first : self._group.first + self._group.n]
+        if self._few is not None:
+            return self._few.attend(layer, own)
+        outs, lses = zip(*(self._tail_only(layer, i, own) for i in range(len(self._tails))), strict=True)
+        tails = torch.cat(outs, 1), torch.cat(lses, 1)
+        return tails[0] if self._group.document is None else self._merged(layer, self._group.document, own, *tails)
 
+    def _tail_only(self, layer: int, i: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Output ``[heads, n, d]`` and log-sum-exp ``[heads, n]`` of one sequence's rows over its tail."""
+        member, tail = self._group.members[i], self._tails[i]
+        first = member.first - self._group.first
+        own = q[:, first : first + member.n]
+        rows = attention.by_kv_head(own, self._kv_heads)
+        out, lse = attention.masked(rows, tail.keys[layer], tail.values[layer], member.mask)
+        return out.reshape(own.shape), lse.reshape(own.shape[:2])
 
-def _attend_group(layer: int, group: Group, q: Tensor, kv_heads: int) -> Tensor:
-    if group.document is None:
-        return torch.cat([_tail_only(layer, m, q, group.first, kv_heads)[0] for m in group.members], 1)
-    if group.n <= attention.FEW_ROWS:
-        return _attend_few(layer, group, group.document, q, kv_heads)
-    return _attend_many(layer, group, group.document, q, kv_heads)
-
-
-def _tail_only(layer: int, rows: SequenceRows, q: Tensor, base: int, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Output ``[heads, n, d]`` and log-sum-exp ``[heads, n]`` of one sequence's rows over its tail."""
-    own = q[:, rows.first - base : rows.first - base + rows.n]
-    k, v = _tail(layer, rows)
-    out, lse = attention.masked(attention.by_kv_head(own, kv_heads), k, v, rows.mask)
-    return out.reshape(own.shape), lse.reshape(own.shape[:2])
-
-
-def _attend_many(layer: int, group: Group, document: DocumentKV, q: Tensor, kv_heads: int) -> Tensor:
-    n = document.n_tokens
-    out, lse = attention.flash(
-        attention.by_kv_head(q, kv_heads), document.k[layer, :, :n], document.v[layer, :, :n], 1.0
-    )
-    tails = [_tail_only(layer, m, q, group.first, kv_heads) for m in group.members]
-    tail_out, tail_lse = (torch.cat(parts, 1) for parts in zip(*tails, strict=True))
-    return attention.merge(out.reshape(q.shape), lse.reshape(q.shape[:2]), tail_out, tail_lse)[0]
-
-
-def _attend_few(layer: int, group: Group, document: DocumentKV, q: Tensor, kv_heads: int) -> Tensor:
-    """One softmax over document and tail scores side by side: fewer operations than merging two results."""
-    # Sizes are spelt out below: a probe that only re-feeds the document's last token has a tail of no tokens at
-    # all, and from no elements torch cannot infer a size.
-    heads, n_rows, d = q.shape
-    n, group_heads = document.n_tokens, heads // kv_heads
-    rows = attention.by_kv_head(q, kv_heads)
-    tails = [_tail(layer, m) for m in group.members]
-    longest = max(k.shape[1] for k, _ in tails)
-    scores = torch.cat(
-        (
-            attention.document_scores(rows, document.k[layer], n),
-            rows.new_full((*rows.shape[:2], longest), -torch.inf),
-        ),
-        -1,
-    )
-    by_row = scores.view(kv_heads, group_heads, n_rows, n + longest)
-    grouped_q = rows.view(kv_heads, group_heads, n_rows, d)
-    for m, (k, _) in zip(group.members, tails, strict=True):
-        at = slice(m.first - group.first, m.first - group.first + m.n)
-        own = grouped_q[:, :, at].reshape(kv_heads, -1, d)
-        part = attention.grouped_scores(own, k).view(kv_heads, group_heads, m.n, k.shape[1])
-        by_row[:, :, at, n : n + k.shape[1]] = part if m.mask is None else part + m.mask
-    p = torch.softmax(scores, -1)
-    out = attention.document_values(p[..., :n], document.v[layer], n).view(kv_heads, -1, n_rows, d)
-    p_rows = p.view(by_row.shape)
-    for m, (_, v) in zip(group.members, tails, strict=True):
-        at = slice(m.first - group.first, m.first - group.first + m.n)
-        own = p_rows[:, :, at, n : n + v.shape[1]].reshape(kv_heads, group_heads * m.n, v.shape[1])
-        out[:, :, at] += torch.bmm(own.to(v.dtype), v).view(kv_heads, -1, m.n, d)
-    return out.reshape(heads, n_rows, d)
+    def _merged(self, layer: int, document: DocumentKV, q: Tensor, tail: Tensor, tail_lse: Tensor) -> Tensor:
+        n = document.n_tokens
+        k, v = document.k[layer, :, :n], document.v[layer, :, :n]
+        out, lse = attention.flash(attention.by_kv_head(q, self._kv_heads), k, v, 1.0)
+        return attention.merge(out.reshape(q.shape), lse.reshape(q.shape[:2]), tail, tail_lse)[0]

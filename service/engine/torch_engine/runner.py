@@ -14,9 +14,11 @@ from service.engine.models.card import fingerprint
 from service.engine.protocol import Rows, RunnerLimits
 from service.engine.torch_engine.attention import causal_mask
 from service.engine.torch_engine.kv import DocumentKV, KVMemory, TailPool
+from service.engine.torch_engine.linear import MOST_ROWS
 from service.engine.torch_engine.loading import LoadedModel, load_model
 from service.engine.torch_engine.plan import Group, Plan, PrefillDone, PrefillPlan, SequenceRows, StepPlan
 from service.engine.torch_engine.probes import QueriesPlan, ReplayPlan
+from service.engine.torch_engine.scratch import Scratch
 
 ENGINE_VERSION = "torch-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
@@ -40,6 +42,8 @@ class TorchRunner:
         self.fingerprint = fingerprint(card, kv_type, self.compute_dtype, ENGINE_VERSION, chunk_tokens)
         self.limits = RunnerLimits(card.max_context, chunk_tokens, n_slots, tail_tokens, card.vocab_size)
         self._model = loaded.model
+        self._lean = loaded.lean
+        self._scratch = Scratch()
         self._device = loaded.device
         exact = torch.float32 if loaded.device.type == "cpu" else loaded.compute_dtype
         self._memory = KVMemory(self.layout, exact, loaded.compute_dtype, loaded.device)
@@ -222,7 +226,8 @@ class TorchRunner:
             positions.append(self._positions(rows, member))
             wanted.append(torch.arange(member.first + rows.logits_from, member.first + member.n))
             tokens.extend(rows.tokens)
-        logits = self._run(tokens, torch.cat(positions), StepPlan(groups, self._rotation), torch.cat(wanted))
+        plan = StepPlan(groups, self._rotation, self._scratch)
+        logits = self._run(tokens, torch.cat(positions), plan, torch.cat(wanted))
         for group in groups:
             for member in group.members:
                 member.tail.length += member.n - member.refeed
@@ -261,6 +266,8 @@ class TorchRunner:
     @torch.inference_mode()
     def _run(self, tokens: Sequence[int], positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor:
         """Logits FP32 on the CPU of the rows `wanted`."""
+        if self._lean is not None and isinstance(plan, StepPlan) and len(tokens) <= MOST_ROWS:
+            return self._lean.logits(torch.tensor(tokens), positions, plan, wanted)
         output = self._model(
             input_ids=torch.tensor([list(tokens)], device=self._device),
             position_ids=positions[None].to(self._device),

@@ -18,18 +18,6 @@ def exact(q, k, v, hidden=None):
     return torch.softmax(scores, -1) @ v.double(), scores.logsumexp(-1)
 
 
-@pytest.mark.parametrize("h", [1, 3, 4])
-@pytest.mark.parametrize("n", [1, 7, 8, 250])
-def test_document_attention_in_parts_is_attention(h, n):
-    capacity = -(-n // 8) * 8
-    q, k, v = random(h, 5, 32), torch.zeros(h, capacity, 32), torch.zeros(h, capacity, 32)
-    k[:, :n], v[:, :n] = random(h, n, 32, seed=1), random(h, n, 32, seed=2)
-    scores = attention.document_scores(q, k, n)
-    assert scores.shape == (h, 5, n)
-    out = attention.document_values(torch.softmax(scores, -1), v, n)
-    torch.testing.assert_close(out.double(), exact(q, k[:, :n], v[:, :n])[0], rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("n", [1, 100, 384, 385, 900])
 def test_a_halved_causal_chunk_is_causal_attention(n):
     q, k, v = random(6, n, 32), random(2, n, 32, seed=1), random(2, n, 32, seed=2)

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from service.engine.torch_engine.linear import RowLinear, use_row_linears
+from service.engine.torch_engine.linear import MOST_ROWS, RowLinear, SlicedWeight, use_row_linears
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("rows", [1, 2, 9, MOST_ROWS, MOST_ROWS + 1])
 @pytest.mark.parametrize("out_features", [10, 11])
 @pytest.mark.parametrize("bias", [False, True])
 def test_it_is_the_linear_it_replaces(dtype, rows, out_features, bias):
@@ -30,3 +30,20 @@ def test_every_linear_of_a_model_is_replaced_and_shares_its_weights():
     assert isinstance(model[0], RowLinear)
     assert isinstance(model[1][0], RowLinear)
     assert model[0].weight is weight
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_product_is_added_in_place(rows):
+    weight, x, out = torch.randn(10, 32), torch.randn(rows, 32), torch.randn(10, rows)
+    expected = out + weight @ x.t()
+    SlicedWeight(weight).add_product(out, x)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(SlicedWeight(weight).product(x), weight @ x.t())
+
+
+@pytest.mark.parametrize(
+    "weight", [torch.zeros(11, 32), torch.zeros(10, 32, dtype=torch.bfloat16)], ids=["odd", "bf16"]
+)
+def test_other_weights_are_refused(weight):
+    with pytest.raises(ValueError, match="sliced"):
+        SlicedWeight(weight)
