@@ -80,19 +80,20 @@ class Build:
         ) as builder:
             prefill = Prefill(context, request.token_ids, subject.segments, self._emit, self._cancel)
             nbytes: list[int] = []
-            ref = subject.ref if subject.kept is None else subject.scratch
-            if context.host_tier is not None:
+            is_all = subject.kept is None
+            ref = subject.ref if is_all else subject.scratch
+            if is_all and context.host_tier is not None:
                 context.host_tier.forget(ref)
             try:
                 with context.residency.held(
                     ref,
                     subject.token_digest,
                     scratch_rows(subject.segments, self._n_tokens),
-                    lambda entry: nbytes.append(prefill.run(entry, builder)),
+                    lambda entry: nbytes.append(prefill.run(entry, builder, is_all=is_all)),
                     self._cancel,
                     fresh=True,
                 ):
-                    if subject.kept is not None:
+                    if not is_all:
                         context.residency.drop(ref)
             except Cancelled:
                 if self._cancel.reason in (Reason.ASKED, Reason.RELEASED):

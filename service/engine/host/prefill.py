@@ -40,9 +40,12 @@ class Prefill:
         self.n_resumed = 0
         """Tokens that came from the journal."""
 
-    def run(self, entry: ResidentDocument, builder: SnapshotBuilder) -> int:
+    def run(self, entry: ResidentDocument, builder: SnapshotBuilder, *, is_all: bool) -> int:
         """Compute what the builder has not got, and publish. The bytes of the snapshot; `entry` then holds the last
-        segment, which is all of a document that is not cut. Raises Cancelled and what storing raises."""
+        segment, which is all of a document that is not cut. Raises Cancelled and what storing raises.
+
+        `is_all`: nothing is made from the snapshot afterwards, so that publishing it is the last stage.
+        """
         scratch = Scratch(self._context, self._segments, self._n_tokens)
         entry.handle = scratch.handle
         self._compute(scratch, builder)
@@ -50,7 +53,8 @@ class Prefill:
         entry.canary = make_canary(self._context.last_logits(entry))
         entry.verified = True
         self._cancel.check()
-        self._emit(BuildProgress("persisting", self._n_tokens, self._n_tokens))
+        if is_all:
+            self._emit(BuildProgress("persisting", self._n_tokens, self._n_tokens))
         return builder.publish(canary=entry.canary).nbytes
 
     def _compute(self, scratch: Scratch, builder: SnapshotBuilder) -> None:

@@ -10,6 +10,7 @@ from service.engine.digests import digest_of
 from service.engine.messages import AnswerDone, AnswerRequest, DocumentRef, Failed, Sampling
 from service.engine.scheduler.cancel import Reason
 from tests.service.engine.host.host_copies import FakeCopies
+from tests.service.engine.host.windowed import MARK, N_ROWS, RETENTION, with_mark
 
 DOCS = [DocumentRef("own", f"d{i}") for i in range(4)]
 
@@ -251,3 +252,25 @@ def test_nothing_leaks_when_many_documents_cycle_with_cancels(lab, tier):
     assert copies.used == 100 * lab.host.stats().host_documents <= 200
     lab.host.close()
     assert copies.closed
+
+
+def test_rows_of_a_windowed_document_come_back_to_their_positions(lab):
+    tokens = with_mark(530)
+
+    def prepare(runner):
+        runner.tier = "gpu"
+        runner.host_copies = FakeCopies(runner, 200)
+
+    lab.start(budget=3600 * 6, n_slots=5, prepare=prepare)
+    room = lab.host.info.resident_tokens
+    assert 264 <= room < 2 * 264
+    lab.build(tokens=tokens, retention=RETENTION)
+    question = {"tokens": tokens, "retention": RETENTION, "prompt": (MARK, 1), "session": "s", "kv_id": "k"}
+    first = lab.ask(**question)
+    lab.build(DOCS[0], tokens=list(range(250)))
+    assert lab.host.stats().host_documents == 1
+    lab.host.release_session("s")
+    again = lab.ask(**question)
+    assert (lab.started(again).source, lab.started(again).restored_tokens) == ("host", N_ROWS)
+    assert lab.started(again).spans == lab.started(first).spans
+    assert lab.done(again).token_ids == lab.done(first).token_ids

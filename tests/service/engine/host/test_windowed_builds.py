@@ -45,7 +45,7 @@ def test_a_build_says_what_it_computed_and_what_stays_in_memory(lab):
     assert done.index_nbytes == lab.host.stats().index_nbytes > 0
     assert done.resident_nbytes < done.nbytes / 8
     assert lab.host.stats().resident_nbytes == lab.runner.document_nbytes(N_ROWS)
-    assert list(dict.fromkeys(e.stage for e in stages)) == ["prefilling", "persisting", "compacting"]
+    assert list(dict.fromkeys(e.stage for e in stages)) == ["prefilling", "compacting", "persisting"]
     compacting = [(e.done, e.total) for e in stages if e.stage == "compacting"]
     assert compacting[-1] == (N_TOKENS - 48, N_TOKENS - 48)
     assert lab.host.stats().document_prefill_tokens_total == N_TOKENS
@@ -122,6 +122,16 @@ def test_a_cancelled_build_is_given_up_but_a_drained_one_is_kept(lab, drain, kep
     assert bool(list((lab.root / "building").rglob("*"))) == kept
     lab.host._context.scheduler.run(lambda: None)
     assert lab.runner.n_documents == 0
+
+
+@pytest.mark.parametrize("stage", ["prefilling", "compacting"])
+def test_a_document_deleted_while_it_is_built_leaves_nothing_in_memory(lab, stage):
+    lab.start(layer_delay_s=0.002, prepare=slow_replay)
+    events = build_until(lab, lambda e: e.stage == stage and e.done >= 100, lambda: lab.host.release(lab.DOC))
+    assert lab.failed(events).code == "cancelled"
+    assert not list((lab.root / "building").rglob("shard-*"))
+    lab.host._context.scheduler.run(lambda: None)
+    assert lab.runner.n_documents == lab.host.stats().resident_nbytes == 0
 
 
 @pytest.mark.parametrize("end", ["cancel", "drain", "close"])
