@@ -29,5 +29,7 @@ def _prepare(runner: Runner, store: SnapshotStore, max_tokens: int) -> None:
 
 
 def _document_tokens(store: SnapshotStore) -> list[int]:
-    published = [e for e in store.entries() if e.state == "published" and e.name.key.kind == "document"]
-    return [e.n_tokens for e in published if e.n_tokens is not None]
+    """Rows that each stored document takes in memory: of a windowed one those that stay resident."""
+    published = {e.name.key: e.n_tokens for e in store.entries() if e.state == "published" and e.n_tokens is not None}
+    rows = [published.get(key.of_kind("resident"), n) for key, n in published.items() if key.kind == "document"]
+    return [n for n in rows if n is not None]

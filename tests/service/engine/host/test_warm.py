@@ -2,6 +2,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from cache_store.keys import SnapshotKey
 from service.engine.host.warm import prepare_memory
 
 
@@ -15,9 +16,10 @@ class Recorder:
 
 
 def store(*entries: tuple[str, str, int | None]) -> Any:
+    """Of entries of a state, a kind with an id, and a number of tokens."""
     found = [
-        SimpleNamespace(state=state, name=SimpleNamespace(key=SimpleNamespace(kind=kind)), n_tokens=n)
-        for state, kind, n in entries
+        SimpleNamespace(state=state, name=SimpleNamespace(key=SnapshotKey("own", *named.split())), n_tokens=n)
+        for state, named, n in entries
     ]
     return SimpleNamespace(entries=lambda: found)
 
@@ -30,14 +32,19 @@ def prepared(entries: Any, max_tokens: int) -> list[int]:
 
 def test_memory_is_prepared_for_the_largest_document_within_the_bound() -> None:
     entries = store(
-        ("published", "document", 500),
-        ("published", "document", 900),
-        ("published", "document", 5000),
-        ("published", "turn", 1000),
-        ("quarantined", "document", 950),
-        ("published", "document", None),
+        ("published", "document a", 500),
+        ("published", "document b", 900),
+        ("published", "document c", 5000),
+        ("published", "turn d", 1000),
+        ("quarantined", "document e", 950),
+        ("published", "document f", None),
     )
     assert prepared(entries, 1000) == [900]
+
+
+def test_of_a_windowed_document_only_what_is_resident_counts() -> None:
+    entries = store(("published", "document a", 900), ("published", "resident a", 70), ("published", "document b", 80))
+    assert prepared(entries, 1000) == [80]
 
 
 def test_nothing_is_prepared_for_an_empty_store() -> None:
