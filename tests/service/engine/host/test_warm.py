@@ -61,6 +61,7 @@ def test_a_fault_costs_only_speed(caplog: Any) -> None:
 
 def test_a_runner_with_memory_of_its_own_costs_no_look_into_the_store(caplog: Any) -> None:
     runner: Any = Recorder(tier="gpu")
-    prepare_memory(runner, SimpleNamespace(entries=lambda: 1 / 0), 1000).join()
+    unreadable: Any = SimpleNamespace(entries=lambda: 1 / 0)
+    prepare_memory(runner, unreadable, 1000).join()
     assert runner.asked == []
     assert not caplog.text
