@@ -154,7 +154,7 @@ def mask_off(runner: Any) -> Iterator[None]:
 COPIES = {
     "GPTQ": ("gpu_gptq.py", 15, ()),
     "GPTQ (inputs in another order)": ("gpu_gptq.py", 15, ("--act-order",)),
-    "EXL2": ("gpu_exl2_copy.py", 60, ("--bits", "4.0")),
+    "EXL2": ("gpu_exl2_copy.py", 300, ("--bits", "4.0")),
 }
 """Name -> the script that makes it, the seconds that takes, its options."""
 
