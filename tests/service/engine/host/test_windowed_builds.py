@@ -108,8 +108,9 @@ def test_a_build_killed_in_any_segment_goes_on_with_equal_bytes(lab, stopped_at)
     durable = max(e.done for e in events if isinstance(e, BuildProgress) and e.stage == "prefilling")
     lab.start()
     done = built(lab.build(tokens=TOKENS, retention=RETENTION))
-    assert done.prefilled_tokens == N_TOKENS - done.resumed_tokens
-    assert done.resumed_tokens > durable - 16
+    assert done.prefilled_tokens < N_TOKENS - durable + 16
+    # The last block may have been the one before the snapshot was published; then nothing is computed or resumed.
+    assert done.prefilled_tokens + done.resumed_tokens == (N_TOKENS if done.resumed_tokens else 0)
     assert (files(lab), files(lab, "resident")) == whole
 
 
