@@ -107,6 +107,26 @@ def measure(name: str, as_json: bool) -> None:
         raise SystemExit(EXIT_FAILURE)
 
 
+@models.command("index-heads")
+@click.argument("name")
+@json_option
+@expected_errors
+def index_heads(name: str, as_json: bool) -> None:
+    """Find the heads of the model NAME that find things in a document, so that it can answer from documents larger than
+    its context or its memory. An import does this too."""
+    from service.engine.models.heads import heads_again
+    from service.engine.models.registry import find_model
+
+    path = find_model(name, _models_dir())
+    with _progress() as progress:
+        found = heads_again(path, progress)
+    row = {"name": path.name, **_heads_described(found)}
+    if as_json:
+        print_json(row)
+    else:
+        click.echo(f"{path.name}: {_heads_line(row)}")
+
+
 def _models_dir() -> Path:
     from service.cli.config import read_settings
 
@@ -133,11 +153,39 @@ def _progress() -> Iterator[Any]:
 def _described(path: Path, card: Any) -> dict[str, Any]:
     import msgspec
 
+    from service.engine.index_heads import read_index_heads
+    from service.engine.models.errors import ModelDamaged
+
+    try:
+        heads = _heads_described(read_index_heads(path))
+    except ModelDamaged as error:
+        heads = _heads_described(None) | {"index_heads_error": str(error)}
     return {
         "name": path.name, "path": str(path), "source": card.source, "architecture": card.architecture,
         "max_context": card.max_context, "n_parameters": card.n_parameters, "quantization": card.quantization,
-        "kv_types": msgspec.to_builtins(card.kv_types), "error": None,
+        "kv_types": msgspec.to_builtins(card.kv_types), **heads, "error": None,
     }  # fmt: skip
+
+
+def _heads_described(found: Any) -> dict[str, Any]:
+    """`index_heads`: layer, KV head and figure of each, best first."""
+    if found is None:
+        return {"index_heads": []}
+    import msgspec
+
+    return {
+        "index_heads": msgspec.to_builtins(found.heads), "mean_reciprocal_rank": found.mean_reciprocal_rank,
+        "in_first_two": found.in_first_two,
+    }  # fmt: skip
+
+
+def _heads_line(row: dict[str, Any]) -> str:
+    if not row["index_heads"]:
+        return (
+            row.get("index_heads_error") or f"no index heads until `preread models index-heads {row['name']}` has run"
+        )
+    heads = ", ".join(f"{head['layer']}/{head['head']}" for head in row["index_heads"])
+    return f"index heads {heads} (the right place is the first or second for {row['in_first_two']:.0%})"
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -150,7 +198,8 @@ def _line(row: dict[str, Any]) -> str:
     weights = "" if row["quantization"] == "none" else f", {row['quantization']} (exl2 engine)"
     where = " on a machine with an NVIDIA card" if weights else ""
     unmeasured = f"fp16 only until `preread models measure {row['name']}` has run{where}"
-    return f"{row['name']}: {row['source']}{weights}, context {row['max_context']}; KV: {types or unmeasured}"
+    kept = f"context {row['max_context']}; KV: {types or unmeasured}; {_heads_line(row)}"
+    return f"{row['name']}: {row['source']}{weights}, {kept}"
 
 
 def _show(path: Path, card: Any, as_json: bool) -> None:

@@ -1,5 +1,5 @@
-"""Import a model: read a source, merge an adapter, write a directory, measure its KV types, then show it at
-once.
+"""Import a model: read a source, merge an adapter, write a directory, measure its KV types, find its index heads,
+then show it at once.
 
 GGUF file | Hugging Face directory  [+ LoRA adapter]  ->  <models_dir>/<name>/
 EXL2 or GPTQ directory, its weights kept as they are  ->  <models_dir>/<name>/
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from service.engine.index_heads import save_index_heads
 from service.engine.models import gguf, huggingface
 from service.engine.models.card import (
     CARD_VERSION,
@@ -23,6 +24,7 @@ from service.engine.models.card import (
 from service.engine.models.chat import plain_parts, split_template
 from service.engine.models.errors import ModelDamaged, SourceRefused, TokenizerRefused
 from service.engine.models.gates import gate_again, gate_if_possible
+from service.engine.models.heads import FindHeads, heads_if_possible
 from service.engine.models.lora import merge_adapter
 from service.engine.models.quantized import find_quantization
 from service.engine.models.registry import check_name
@@ -49,15 +51,17 @@ def import_model(
     system_text: str | None = None,
     replace: bool = False,
     measure: Measure = gate_if_possible,
+    find_heads: FindHeads = heads_if_possible,
     progress: Progress = silent,
 ) -> ModelCard:
     """Import a GGUF file or a Hugging Face directory as ``models_dir/name`` and give its card.
 
     `adapter`: a PEFT LoRA directory, merged in. `dtype`: float32, bfloat16 or float16; the source's own when
     None (a GGUF is dequantized to float32). `system_text`: what is said before the document, instead of the
-    default. `replace` allows a model of that name to be replaced. `measure` is the KL gate. `progress` is
-    told (stage, done, total). EXL2 and GPTQ weights are linked, or copied where the disk cannot link them; neither
-    `adapter` nor `dtype` applies to them, and without a card their KV types stay unmeasured.
+    default. `replace` allows a model of that name to be replaced. `measure` is the KL gate, `find_heads` looks for
+    the index heads. `progress` is told (stage, done, total). EXL2 and GPTQ weights are linked, or copied where the disk
+    cannot link them; neither `adapter` nor `dtype` applies to them, and without a card their KV types stay unmeasured
+    and their index heads unknown.
 
     Nothing is visible before all is written; an interrupted import leaves nothing but a hidden directory,
     which the next import removes. Raises ModelImportError and its kinds, OSError when the disk refuses.
@@ -74,6 +78,8 @@ def import_model(
         save_card(card, directory)
         card = msgspec.structs.replace(card, kv_types=measure(directory, card, progress))
         save_card(card, directory)
+        if found := find_heads(directory, card, progress):
+            save_index_heads(found, directory)
     return card
 
 

@@ -15,15 +15,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from cache_store.layout import KVType
+from service.engine.index_heads import IndexHead, IndexHeads, load_index_heads
 from service.engine.models.card import KVGate, ModelCard, fingerprint, load_card
 from service.engine.models.errors import (
     ArchitectureRefused,
+    EngineRefused,
     ModelDamaged,
     ModelImportError,
     NameTaken,
     SourceRefused,
     TokenizerRefused,
 )
+from service.engine.models.heads import heads_again
 from service.engine.models.huggingface import read_directory
 from service.engine.models.importer import check_tokenizer, import_model, measure_model, verify_model
 from service.engine.models.registry import list_models
@@ -309,3 +312,20 @@ def test_the_loader_draws_no_bar_over_ours(source: Path, tmp_path: Path, capsys:
     assert told.out == ""
     assert {line.split()[0] for line in told.err.splitlines()} == {"reading", "writing", "hashing"}
     assert "reading 1/3" in told.err
+
+
+def found_heads(directory: Path, card: ModelCard, progress: Any) -> IndexHeads:
+    return IndexHeads(1, load_card(directory).digests.weights, [IndexHead(1, 0, 0.9)], 0.9, 1.0, 20)
+
+
+def test_the_index_heads_that_are_found_come_with_the_model(source: Path, tmp_path: Path) -> None:
+    imported(source, tmp_path, find_heads=found_heads)
+    assert load_index_heads(tmp_path / "tiny") == [(1, 0)]
+    assert verify_model(tmp_path / "tiny").name == "tiny"
+
+
+def test_a_model_of_a_short_context_has_no_index_heads(source: Path, tmp_path: Path) -> None:
+    imported(source, tmp_path)
+    assert load_index_heads(tmp_path / "tiny") == []
+    with pytest.raises(EngineRefused, match="context of 512"):
+        heads_again(tmp_path / "tiny")
