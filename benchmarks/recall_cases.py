@@ -66,7 +66,7 @@ def _prompt(template: PromptTemplate, text: str, chosen: list[Fact]) -> Prompt:
     for fact, (begin, end) in zip(chosen, places, strict=True):
         tokens = [n for n, start in enumerate(document.starts, document.first_text) if begin <= start < end]
         found.append((fact, (tokens[0], tokens[-1] + 1)))
-    assert all(SINKS <= first and last <= N_TOKENS - WINDOW for _, (first, last) in found)
+    assert all(first >= SINKS and last <= N_TOKENS - WINDOW for _, (first, last) in found)
     return Prompt(document.ids[:N_TOKENS], found)
 
 

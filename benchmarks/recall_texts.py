@@ -18,13 +18,16 @@ TOPICS = (
 """Chapters of the language reference, a document each."""
 PACKAGES = ("argparse", "unittest", "email", "logging")
 """Packages whose docstrings are a document each."""
-PLACES = "harbour mill orchard quarry chapel station lighthouse ferry market abbey tannery brewery".split()
+PLACES = ("harbour", "mill", "orchard", "quarry", "chapel", "station", "lighthouse", "ferry", "market", "abbey",
+          "tannery", "brewery")  # fmt: skip
 ROOMS = ("archive", "boiler house", "cellar", "pump room", "gallery", "workshop", "grain store", "laboratory",
          "reading room", "garage", "cold room", "print shop")  # fmt: skip
-FIRST = ("Agnes Bruno Clara Dario Edith Felix Greta Hugo Ingrid Jonas Katrin Lars Mirela Nils Olga Piotr Ramona Simon "
-         "Tilda Ulrich Vera Walter Yusuf Zofia").split()  # fmt: skip
-LAST = ("Abelson Bertrand Castellan Dorsey Eklund Fontaine Gruber Hollis Ibarra Janssen Kowal Lindqvist Marchetti Novak "
-        "Okafor Pelletier Quist Rasmussen Sorley Tanaka Urban Vasquez Wendt Yates").split()  # fmt: skip
+FIRST = ("Agnes", "Bruno", "Clara", "Dario", "Edith", "Felix", "Greta", "Hugo", "Ingrid", "Jonas", "Katrin", "Lars",
+         "Mirela", "Nils", "Olga", "Piotr", "Ramona", "Simon", "Tilda", "Ulrich", "Vera", "Walter", "Yusuf",
+         "Zofia")  # fmt: skip
+LAST = ("Abelson", "Bertrand", "Castellan", "Dorsey", "Eklund", "Fontaine", "Gruber", "Hollis", "Ibarra", "Janssen",
+        "Kowal", "Lindqvist", "Marchetti", "Novak", "Okafor", "Pelletier", "Quist", "Rasmussen", "Sorley", "Tanaka",
+        "Urban", "Vasquez", "Wendt", "Yates")  # fmt: skip
 
 
 @dataclass(frozen=True)

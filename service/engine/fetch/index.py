@@ -74,40 +74,48 @@ class KeyIndex:
                 kept[place, tokens] = part.view(self._layout.n_kv_heads, n_tokens, -1)[head]
 
     @torch.inference_mode()
-    def scores(self, queries: Tensor) -> Tensor:
+    def scores(self, queries: Tensor, resident: Sequence[tuple[int, int]] = ()) -> Tensor:
         """How much a question looks at each span: float32 ``[n_spans]``, spans of SPAN_TOKENS (the last is shorter).
 
         `queries`: ``[n_heads, heads per KV head, rows, head_dim]`` as `Runner.question_queries` gives them, of the
-        rows that shall count. See `combined` for how rows and heads become one figure. Raises ValueError for another
-        shape.
+        rows that shall count. Tokens in `resident`, ranges ``[first, last)``, take their share of the attention, but
+        do not count for their span. See `combined` for how rows and heads become one figure. Raises ValueError for
+        another shape.
         """
         self._check(queries)
         # one head after the other: a long question over a long document would take much memory for all at once
-        return combined(self._masses(place, queries, SPAN_TOKENS) for place in self._places)
+        return combined(self._masses(place, queries, SPAN_TOKENS, resident) for place in range(len(self.heads)))
 
     @torch.inference_mode()
-    def masses(self, queries: Tensor, span_tokens: int = SPAN_TOKENS) -> Tensor:
+    def masses(
+        self, queries: Tensor, span_tokens: int = SPAN_TOKENS, resident: Sequence[tuple[int, int]] = ()
+    ) -> Tensor:
         """Attention probability of each span, exact over all tokens of the document: float32
         ``[n_heads, heads per KV head, rows, n_spans]``. Arguments and errors are those of `scores`."""
         self._check(queries)
-        return torch.stack([self._masses(place, queries, span_tokens) for place in self._places])
-
-    @property
-    def _places(self) -> range:
-        return range(len(self.heads))
+        places = range(len(self.heads))
+        return torch.stack([self._masses(place, queries, span_tokens, resident) for place in places])
 
     def _check(self, queries: Tensor) -> None:
         if queries.dim() != 4 or len(queries) != len(self.heads) or queries.shape[-1] != self._layout.head_dim:
             raise ValueError(f"queries of shape {list(queries.shape)} do not fit {len(self.heads)} index heads")
 
-    def _masses(self, place: int, queries: Tensor, span_tokens: int) -> Tensor:
+    def _masses(self, place: int, queries: Tensor, span_tokens: int, resident: Sequence[tuple[int, int]]) -> Tensor:
         """``[heads per KV head, rows, n_spans]`` of one head."""
         _, group, rows, head_dim = queries.shape
         q = queries[place].to(torch.float32).reshape(group * rows, head_dim)
         step = _SLICE_TOKENS // span_tokens * span_tokens
-        firsts = range(0, self.n_tokens, step)
-        logs = [_span_logs(q @ self._keys(place, first, first + step).T, span_tokens) for first in firsts]
-        return torch.cat(logs, -1).softmax(-1).view(group, rows, -1)
+        cold: list[Tensor] = []
+        kept: list[Tensor] = []
+        for first in range(0, self.n_tokens, step):
+            scores = q @ self._keys(place, first, first + step).T
+            for begin, end in resident:
+                part = scores[:, max(begin - first, 0) : max(end - first, 0)]
+                kept.append(part.logsumexp(-1, keepdim=True))
+                part.fill_(-torch.inf)
+            cold.append(_span_logs(scores, span_tokens))
+        n_spans = sum(part.shape[1] for part in cold)
+        return torch.cat((*cold, *kept), -1).softmax(-1)[:, :n_spans].view(group, rows, -1)
 
     def _keys(self, place: int, first: int, last: int) -> Tensor:
         """Decoded keys of tokens of one head, FP32 ``[n, head_dim]``, rotated where the KV type is."""

@@ -47,7 +47,7 @@ class Fetcher:
         rows = Rows(tail.slot, document.handle, prompt_ids)
         queries = self._context.scheduler.run(self._context.runner.question_queries, rows, self._cold.index.heads)
         spans = choose_spans(
-            self._cold.index.scores(queries),
+            self._cold.index.scores(queries, self._kept.verbatim),
             self._kept.segments,
             self._kept.n_tokens,
             resident=self._kept.verbatim,

@@ -51,6 +51,22 @@ def test_the_span_that_a_question_looks_at_comes_first():
     assert scores.argmax() == 345 // SPAN_TOKENS
 
 
+def test_resident_tokens_do_not_count_for_their_span_but_take_their_share(monkeypatch):
+    index, keys = filled(KVType.K8V4, 300)
+    monkeypatch.setattr("service.engine.fetch.index._SLICE_TOKENS", 96)
+    queries = torch.randn(len(HEADS), GROUP, ROWS, 64)
+    wanted = torch.stack([(queries[i] @ keys[layer, head].T).softmax(-1) for i, (layer, head) in enumerate(HEADS)])
+    resident = [(0, 40), (150, 290)]
+    for first, last in resident:
+        wanted[..., first:last] = 0
+    spans = torch.nn.functional.pad(wanted, (0, 20)).unflatten(-1, (-1, SPAN_TOKENS)).sum(-1)
+    torch.testing.assert_close(index.masses(queries, resident=resident), spans, rtol=1e-4, atol=1e-7)
+    found = index.scores(queries, resident)
+    assert found[0] == 0
+    assert found[1] > 0
+    assert found[6] == 0
+
+
 @pytest.mark.parametrize("kv_type", [KVType.K8V4, KVType.FP16])
 def test_slices_give_what_one_piece_gives(kv_type, monkeypatch):
     index, _ = filled(kv_type, 1000)
