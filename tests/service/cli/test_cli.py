@@ -89,6 +89,31 @@ def test_ask_prints_for_people(preread, file: Path) -> None:
     assert "--session ses_" in result.stderr
 
 
+def test_a_part_of_a_document_is_kept_where_that_is_asked_for(preread, file: Path) -> None:
+    asked = '{"sink_tokens": 8, "summary_tokens": 0, "window_tokens": 64}'
+    (read,) = json.loads(preread("ingest", str(file), "--retention", asked, "--json").stdout)["documents"]
+    snapshot = read["document"]["snapshot"]
+    assert (snapshot["retention"]["preset"], snapshot["resident_tokens"]) == ("custom", 72)
+    shown = preread("ask", str(file), "Who?", "--retention", asked)
+    assert "fetched from pages 1 to 1" in shown.stderr
+    again = json.loads(preread("ask", str(file), "Who?", "--retention", asked, "--json").stdout)
+    assert (again["document"]["id"], again["answers"][0]["cache"]["restored_tokens"]) == (read["document"]["id"], 72)
+    assert {part["mode"] for part in again["answers"][0]["provenance"]} >= {"fetched"}
+    whole = preread("ingest", str(file)).stderr
+    assert "kept whole" in whole
+    assert read["document"]["id"] not in whole
+
+
+def test_a_long_document_is_kept_in_part_and_that_is_said(preread, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text(TEXT * 240)
+    assert (
+        "1552 of its tokens stay in memory (balanced, chosen because it is long)"
+        in preread("ingest", str(tmp_path / "long.txt")).stderr
+    )
+    refused = preread("ingest", str(tmp_path / "long.txt"), "--retention", "full", exit_code=1)
+    assert "`balanced` or `small`" in refused.stderr
+
+
 def test_ingest_goes_on_after_a_file_that_cannot_be_read(preread, file: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_bytes(b"")
     result = preread("ingest", str(tmp_path / "empty.txt"), str(file), "--json", exit_code=1)
@@ -126,6 +151,8 @@ def test_what_the_terminal_read_the_server_has_and_the_reverse(preread, settings
         (("ask", "doc_x", " "), 1, "empty"),
         (("ask", "doc_x", "Who?", "--temperature", "-1"), 1, "temperature"),
         (("ask", "doc_x"), 2, "Missing argument"),
+        (("ask", "doc_x", "Who?", "--retention", "small"), 1, "--retention is for a file"),
+        (("ingest", __file__, "--retention", "huge"), 1, "retention is `full`, `balanced`, `small`"),
         (("models", "verify", "nothing"), 1, "no model"),
         (("serve", "--host", "0.0.0.0"), 1, "no API keys"),
         (("unknown",), 2, "No such command"),
