@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterator, Sequence
 
 MODULES = (
-    "argparse", "ast", "asyncio.base_events", "asyncio.events", "asyncio.streams", "asyncio.tasks", "base64", "bisect", "calendar", "cmd", "codecs", "collections", "concurrent.futures._base",
-    "configparser", "contextlib", "copy", "csv", "dataclasses", "datetime", "decimal", "difflib", "dis",
-    "doctest", "email.message", "email.policy", "enum", "filecmp", "fileinput", "fractions", "ftplib", "functools",
-    "gettext", "glob", "gzip", "heapq", "hmac", "html.parser", "http.client", "http.cookies", "imaplib", "inspect", "io",
-    "ipaddress", "itertools", "json", "locale", "logging", "logging.handlers", "mailbox", "math", "mimetypes",
-    "multiprocessing.managers", "optparse", "os", "pathlib", "pdb", "pickle", "pickletools", "platform", "plistlib", "poplib",
-    "pprint", "queue", "random", "re", "secrets", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket",
-    "socketserver", "statistics", "string", "struct", "subprocess", "tarfile", "tempfile", "textwrap",
-    "threading", "timeit", "tokenize", "traceback", "types", "unittest.case", "unittest.mock",
-    "urllib.parse", "urllib.request", "uuid", "warnings", "weakref", "xml.dom.minidom", "xml.etree.ElementTree", "zipfile",
+    "argparse", "ast", "asyncio.base_events", "asyncio.events", "asyncio.streams", "asyncio.tasks", "base64", "bisect",
+    "calendar", "cmd", "codecs", "collections", "concurrent.futures._base", "configparser", "contextlib", "copy", "csv",
+    "dataclasses", "datetime", "decimal", "difflib", "dis", "doctest", "email.message", "email.policy", "enum",
+    "filecmp", "fileinput", "fractions", "ftplib", "functools", "gettext", "glob", "gzip", "heapq", "hmac",
+    "html.parser", "http.client", "http.cookies", "imaplib", "inspect", "io", "ipaddress", "itertools", "json",
+    "locale", "logging", "logging.handlers", "mailbox", "math", "mimetypes", "multiprocessing.managers", "optparse",
+    "os", "pathlib", "pdb", "pickle", "pickletools", "platform", "plistlib", "poplib", "pprint", "queue", "random",
+    "re", "secrets", "selectors", "shelve", "shlex", "shutil", "smtplib", "socket", "socketserver", "statistics",
+    "string", "struct", "subprocess", "tarfile", "tempfile", "textwrap", "threading", "timeit", "tokenize", "traceback",
+    "types", "unittest.case", "unittest.mock", "urllib.parse", "urllib.request", "uuid", "warnings", "weakref",
+    "xml.dom.minidom", "xml.etree.ElementTree", "zipfile",
 )  # fmt: skip
 _SENTENCES = re.compile(r"[A-Z][a-z].*[.:]\Z", re.DOTALL)
 _SHORTEST = 80
