@@ -18,6 +18,7 @@ from service.engine.messages import (
     BuildRequest,
     DocumentRef,
     Failed,
+    Retention,
     Sampling,
     is_last,
 )
@@ -101,27 +102,52 @@ class Text:
 class Engine:
     """An `EngineHost` over a runner and a store, with `build` and `ask` as a client would call them."""
 
-    def __init__(self, runner: Runner, directory: Path, *, budget_nbytes: int, max_batch: int = 8) -> None:
+    def __init__(
+        self, runner: Runner, directory: Path, *, budget_nbytes: int, max_batch: int = 8, **windowed: Any
+    ) -> None:
+        """`windowed`: `index_heads` and `replay_ids` of `EngineHost`."""
         self.runner = runner
         self.directory = directory
         self.store = SnapshotStore(directory)
         self.host = EngineHost(
-            runner, self.store, Letters(), frozenset(), resident_budget_nbytes=budget_nbytes, max_batch=max_batch
+            runner,
+            self.store,
+            Letters(),
+            frozenset(),
+            resident_budget_nbytes=budget_nbytes,
+            max_batch=max_batch,
+            **windowed,
         )
 
-    def build(self, text: Text) -> Request:
+    def build(self, text: Text, retention: Retention | None = None) -> Request:
         request = Request(f"build-{next(_numbers)}", time.perf_counter())
-        self.host.build(BuildRequest(request.request_id, text.ref, text.ids), request.take)
+        self.host.build(BuildRequest(request.request_id, text.ref, text.ids, retention), request.take)
         return request
 
-    def ask(self, text: Text, *, n_prompt: int = 30, max_tokens: int = 4, session: str = "") -> Request:
+    def ask(
+        self,
+        text: Text,
+        *,
+        n_prompt: int = 30,
+        max_tokens: int = 4,
+        session: str = "",
+        retention: Retention | None = None,
+    ) -> Request:
         """A question of `n_prompt` tokens in a session of its own."""
         name = f"ask-{next(_numbers)}"
         request = Request(name, time.perf_counter())
         prompt = [(17 * i + 3) % 251 for i in range(n_prompt)]
         self.host.answer(
             AnswerRequest(
-                name, session or name, text.ref, digest_of(text.ids), len(text.ids), [], prompt, Sampling(max_tokens)
+                name,
+                session or name,
+                text.ref,
+                digest_of(text.ids),
+                len(text.ids),
+                [],
+                prompt,
+                Sampling(max_tokens),
+                retention=retention,
             ),
             request.take,
         )

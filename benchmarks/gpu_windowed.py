@@ -18,6 +18,7 @@ from benchmarks.gpu_lib import ON_CARD, Result, Row, median, parse, spread
 from benchmarks.gpu_models import Want, model_dir, opened
 from benchmarks.gpu_windowed_checks import check_all
 from benchmarks.gpu_windowed_compaction import Compaction
+from benchmarks.gpu_windowed_engine import Whole
 from benchmarks.gpu_windowed_lib import QUESTION_TOKENS, Bench, Sizes, numbers
 from benchmarks.gpu_windowed_question import Question
 from cache_store.layout import KVType
@@ -104,6 +105,7 @@ def measure(result: Result, runner: Runner, sizes: Sizes, work: Path) -> None:
     result.attempt("decode", Decode(*bench).decode, needs_s=10 if ON_CARD else 0)
     result.attempt("question", Question(*bench).question, needs_s=20 if ON_CARD else 0)
     result.attempt("compaction", Compaction(*bench).compaction, needs_s=25 if ON_CARD else 0)
+    result.attempt("whole engine", Whole(*bench).whole, needs_s=35 if ON_CARD else 0)
 
 
 def main() -> None:

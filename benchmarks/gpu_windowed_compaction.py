@@ -7,12 +7,10 @@ import torch
 
 from benchmarks.gpu_decode import context_name
 from benchmarks.gpu_lib import ON_CARD, Row, spread
-from benchmarks.gpu_windowed_lib import Bench, numbers, seconds
+from benchmarks.gpu_windowed_lib import PROMPT_TOKENS, Bench, numbers, seconds
 from ingest.compaction import select_uniform
 
 REPLAY_LIMIT = 2.0
-PROMPT_TOKENS = 32
-"""Of the request to repeat, before the tokens that are repeated."""
 
 
 class Compaction(Bench):

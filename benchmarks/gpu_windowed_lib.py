@@ -9,11 +9,16 @@ from typing import Any
 
 from benchmarks.gpu_documents import filled, random_records
 from benchmarks.gpu_lib import Result, sync
+from cache_store.layout import KVLayout
 from cache_store.segments import Segments
 from service.engine.protocol import Runner
 
 RATIO = 16
 QUESTION_TOKENS = 30
+PROMPT_TOKENS = 32
+"""Of the request to repeat, before the tokens that are repeated."""
+HEAD_DEPTHS = (0.4, 0.5, 0.6, 0.7)
+"""Where in the model the index heads are taken to be, one in each of these layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,10 @@ class Sizes:
 
     def segments(self, n_document: int) -> Segments:
         return Segments(self.segment, self.sinks).of_length(n_document)
+
+
+def index_heads(layout: KVLayout) -> list[tuple[int, int]]:
+    return [(int(layout.n_layers * depth), i % layout.n_kv_heads) for i, depth in enumerate(HEAD_DEPTHS)]
 
 
 def numbers(n: int, vocab: int, seed: int = 0) -> list[int]:

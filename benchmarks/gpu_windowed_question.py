@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu_decode import context_name
 from benchmarks.gpu_documents import plant_snapshot, random_records
 from benchmarks.gpu_lib import Row, median, spread
-from benchmarks.gpu_windowed_lib import QUESTION_TOKENS, Bench, numbers, seconds
+from benchmarks.gpu_windowed_lib import QUESTION_TOKENS, Bench, index_heads, numbers, seconds
 from cache_store.keys import SnapshotKey
 from cache_store.rows import take_rows
 from cache_store.store import SnapshotStore
@@ -21,8 +21,6 @@ from service.engine.protocol import Rows
 
 ADDED_LIMIT = 1.1
 REPEATS = 7
-HEAD_DEPTHS = (0.4, 0.5, 0.6, 0.7)
-"""Where in the model the index heads are taken to be, one in each of these layers."""
 
 
 class Question(Bench):
@@ -45,8 +43,7 @@ class Question(Bench):
 
     def index(self) -> KeyIndex:
         layout = self.runner.layout
-        heads = [(int(layout.n_layers * depth), i % layout.n_kv_heads) for i, depth in enumerate(HEAD_DEPTHS)]
-        index = KeyIndex(layout, self.sizes.document, heads)
+        index = KeyIndex(layout, self.sizes.document, index_heads(layout))
         records = memoryview(random_records(layout, self.sizes.document))
         for layer in index.layers:
             index.add(layer, 0, records, self.sizes.document)

@@ -48,9 +48,9 @@ class Sizes:
 
     `pool_nbytes`: most that documents may take; None is all that is left. `chunk_tokens`: of document prefill, also
     exllamav2's `max_input_len`. `rope_rows`: length of exllamav2's own RoPE tables. `piece_tokens`: of the past decoded
-    at a time in prefill. `replay_scores`: scores of a repetition at a time. `max_dq_elements`: exllamav2's
-    `max_dq_size`. `logit_rows`: most rows whose logits one forward gives. `graph_rows`: rows of the captured decode
-    steps, each captured for `graph_contexts` lengths.
+    at a time in prefill. `replay_scores`: scores of a repetition at a time. `import_nbytes`: records on their way
+    into a tail at a time. `max_dq_elements`: exllamav2's `max_dq_size`. `logit_rows`: most rows whose logits one
+    forward gives. `graph_rows`: rows of the captured decode steps, each captured for `graph_contexts` lengths.
     """
 
     max_context: int
@@ -61,6 +61,7 @@ class Sizes:
     rope_rows: int = 2048
     piece_tokens: int = 16384
     replay_scores: int = 1 << 25
+    import_nbytes: int = 32 * MIB
     max_dq_elements: int = 512 * MIB
     logit_rows: int = 256
     graph_rows: tuple[int, ...] = (1, 2, 4, 8)
@@ -172,6 +173,7 @@ def _load_lines(shape: Shape, footprint: Footprint, sizes: Sizes) -> list[Line]:
 def _work_lines(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Sizes) -> list[Line]:
     quantized, n_graphs = footprint.quantized, len(sizes.graph_rows) * sizes.graph_contexts
     scratch = layout.record_nbytes(layout.block_tokens) * layout.n_blocks(sizes.tail_tokens)
+    scratch += max(sizes.import_nbytes, scratch)
     prefill = replay_work(shape, quantized, sizes.chunk_tokens, sizes.replay_scores, layout.block_tokens)
     question = step_work(shape, quantized, sizes.tail_tokens, TAIL_PARTS + 2) + logits_work(shape, sizes.logit_rows)
     widest = max((*sizes.graph_rows, 1))

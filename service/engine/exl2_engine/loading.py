@@ -21,6 +21,7 @@ from service.engine.exl2_engine.pool import BlockPool, block_nbytes
 from service.engine.exl2_engine.prefill_attention import PIECE_TOKENS
 from service.engine.exl2_engine.replay import SCORES
 from service.engine.exl2_engine.runner import CHUNK_TOKENS, HEAD_ROWS, Exl2Runner
+from service.engine.exl2_engine.tail_records import IMPORT_NBYTES
 from service.engine.exl2_engine.tails import Tails
 from service.engine.exl2_engine.warming import warm_up
 from service.engine.models.card import ModelCard, check_engine, check_kv_type, load_card
@@ -156,6 +157,7 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -
         graph_contexts=len(CONTEXTS) + 1,
         piece_tokens=PIECE_TOKENS,
         replay_scores=SCORES,
+        import_nbytes=IMPORT_NBYTES,
         logit_rows=HEAD_ROWS,
         pool_nbytes=options.pool_nbytes,
         reserve_nbytes=options.reserve_nbytes,

@@ -55,9 +55,3 @@ def unpack(records: Tensor, n_tokens: int, layout: KVLayout, blocks: Tensor) -> 
     blocks[:full].copy_(records[: full * nbytes].view(full, nbytes))
     if rest:
         spread(records[full * nbytes :].to(blocks.device), rest, layout, blocks[full])
-
-
-def as_tensor(records: bytes | bytearray | memoryview) -> Tensor:
-    """Bytes as a uint8 tensor of one dim on the CPU, without a copy where they can be written to."""
-    view = memoryview(records)
-    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.uint8)

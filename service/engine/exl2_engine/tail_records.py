@@ -1,15 +1,20 @@
 """Tails in stored form: out of the card as encoded blocks, and back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cache_store.layout import KVLayout
 from service.engine.exl2_engine.backend import KVBackend
+from service.engine.exl2_engine.copies import host_memory
 from service.engine.exl2_engine.export import Export
-from service.engine.exl2_engine.records import as_tensor, unpack
+from service.engine.exl2_engine.records import unpack
 from service.engine.exl2_engine.tails import Tails
+
+IMPORT_NBYTES = 32 << 20
+"""Records on their way into a tail that are on the card at a time, at least those of a layer."""
 
 
 class TailRecords:
@@ -48,14 +53,31 @@ class TailRecords:
         if fetched and self._tails.has_fetched(slot):
             raise ValueError("a tail holds one run of fetched tokens")
         end = self._tails.check_room(slot, n_tokens)
+        if not n_tokens:
+            return
         pool, numbers = self._blocks(n_tokens)
-        for layer in range(self._layout.n_layers):
-            records = as_tensor(bytearray().join(block[layer] for block in blocks))
+        for layer, records in self._on_device(blocks, n_tokens):
             unpack(records, n_tokens, self._layout, pool)
             self._backend.decode(pool, numbers, n_tokens, *self._tails.tokens(layer, slot, end - n_tokens, end))
         self._tails.extend(slot, n_tokens)
         if fetched:
             self._tails.mark_fetched(slot, n_tokens)
+
+    def _on_device(self, blocks: Sequence[Sequence[bytes | memoryview]], n_tokens: int) -> Iterator[tuple[int, Tensor]]:
+        """Each layer's records one behind the other, uint8. Several layers are copied at once, from pinned memory:
+        hundreds of small copies of ordinary memory, each waited for, would take longer than all the rest."""
+        nbytes = sum(self._layout.record_nbytes(n) for n in self._layout.block_lengths(n_tokens))
+        at_once = max(1, IMPORT_NBYTES // nbytes)
+        for first in range(0, self._layout.n_layers, at_once):
+            layers = range(first, min(first + at_once, self._layout.n_layers))
+            joined = b"".join(block[layer] for layer in layers for block in blocks)
+            if len(joined) != nbytes * len(layers):
+                raise ValueError(
+                    f"{len(joined)} bytes are not the records of {n_tokens} tokens in {len(layers)} layers"
+                )
+            host = host_memory(len(joined), self._device)
+            host.numpy()[:] = np.frombuffer(joined, np.uint8)
+            yield from zip(layers, host.to(self._device, non_blocking=True).split(nbytes), strict=True)
 
     def _blocks(self, n_tokens: int) -> tuple[Tensor, Tensor]:
         """Blocks of one layer for a tail's tokens, and their numbers. They stay allocated for the next time."""
