@@ -20,16 +20,18 @@ def select_uniform(scores: Tensor, n_slots: int) -> Tensor:
     return _best(scores, n_slots)
 
 
-def select_layered(scores: Tensor, n_slots: int) -> list[Tensor]:
+def select_layered(scores: Tensor, n_slots: int, *, best_head: bool = False) -> list[Tensor]:
     """As many slots in all as `select_uniform` gives, but more of them to layers whose scores are high: per layer int64
     ``[heads, own n_slots]``, ascending in each head. Errors are those of `select_uniform`.
 
     The r-th best tokens of a layer's heads are kept or dropped together, by the mean of their scores, so that its heads
-    stay equally long (composite tokens: KVCompose, Akulov et al., 2025, arXiv 2509.05165).
+    stay equally long (composite tokens: KVCompose, Akulov et al., 2025, arXiv 2509.05165); with `best_head` by the
+    largest of them, so that a layer with one retrieval head among others gets what that head needs.
     """
     _check(scores, n_slots)
     n_layers, _, n = scores.shape
-    composites = scores.sort(dim=-1, descending=True).values.mean(1)
+    ranked = scores.sort(dim=-1, descending=True).values
+    composites = ranked.amax(1) if best_head else ranked.mean(1)
     best = torch.sort(composites.flatten(), descending=True, stable=True).indices[: n_layers * n_slots]
     of_layer = torch.bincount(best // n, minlength=n_layers).tolist()
     return [_best(of_one, own) for of_one, own in zip(scores, of_layer, strict=True)]

@@ -67,7 +67,9 @@ def _take(tokenizer: Tokenizer, paragraphs: list[str], n_tokens: int) -> list[st
 
 
 def _mixed(background: list[str], planted: list[facts.Plant]) -> str:
-    """Sentences go to the end of a paragraph, tables stand between two."""
+    """Sentences go to the end of a paragraph, tables stand between two. Raises ValueError without a paragraph."""
+    if not background:
+        raise ValueError("the planted facts leave no room for text: make documents longer, or plant fewer")
     blocks = [[paragraph] for paragraph in background]
     for plant in sorted(planted, key=lambda p: p.place):
         at = min(int(plant.place * len(blocks)), len(blocks) - 1)

@@ -68,12 +68,15 @@ def uniform(kv: KV, scores: Tensor, budget: Budget) -> Kept:
     return Kept(_with_always(list(chosen), always), always)
 
 
-def layered(kv: KV, scores: Tensor, budget: Budget) -> Kept:
+def layered(kv: KV, scores: Tensor, budget: Budget, *, best_head: bool = False) -> Kept:
     """More rows for layers with higher scores."""
     always = budget.always(kv.k.device)
-    middle = (~always).nonzero()[:, 0]
-    chosen = [middle[rows] for rows in select_layered(scores[..., middle], budget.slots)]
-    return Kept(_with_always(chosen, always), always)
+    return Kept(_with_always(_layered(scores, budget, best_head=best_head), always), always)
+
+
+def _layered(scores: Tensor, budget: Budget, *, best_head: bool = False) -> list[Tensor]:
+    middle = (~budget.always(scores.device)).nonzero()[:, 0]
+    return [middle[rows] for rows in select_layered(scores[..., middle], budget.slots, best_head=best_head)]
 
 
 def ragged(kv: KV, scores: Tensor, budget: Budget) -> Kept:
@@ -108,6 +111,8 @@ class Fit:
     biased: bool = True
     replay: str = "replay"
     """Whose queries it is fitted on; the exact rows are always those of the first replay."""
+    layered: bool = False
+    """More slots for layers with higher scores."""
     all_ratios: bool = False
     """At every ratio, not only where the choice is made."""
 
@@ -129,6 +134,7 @@ def fitted(kv: KV, scores: Tensor, looked: Looked, budget: Budget, how: Fit) -> 
     n_fixed = int(always.sum())
     held = torch.arange(len(looked.chunks), device=kv.k.device) % _HELD_OUT_EVERY < _HELD_OUT_ROWS
     layers = []
+    own = [rows.shape[1] for rows in _layered(scores, budget)] if how.layered else [budget.slots] * len(scores)
     for layer, queries in enumerate(looked.queries):
         source = hybrid.LayerKV(
             kv.k[layer],
@@ -138,7 +144,7 @@ def fitted(kv: KV, scores: Tensor, looked: Looked, budget: Budget, how: Fit) -> 
             _thinned(queries[:, :, ~held].flatten(1, 2)),
             _thinned(queries[:, :, held].flatten(1, 2)),
         )
-        layers.append(hybrid.choose(source, budget.slots, shares=how.shares, ridges=how.ridges, biased=how.biased))
+        layers.append(hybrid.choose(source, own[layer], shares=how.shares, ridges=how.ridges, biased=how.biased))
     bias = [torch.cat((s.bias, s.bias.new_zeros(len(s.bias), n_fixed)), 1) for s in layers]
     values = [torch.cat((s.values, kv.v[layer][:, always]), 1) for layer, s in enumerate(layers)]
     kept = Kept(_with_always([s.rows for s in layers], always), always, bias, values)

@@ -16,7 +16,15 @@ from ingest.compaction import max_pool
 
 RATIOS = (1, 2, 4, 8, 16, 32)
 FETCH_TOKENS = 256
-WITH_FETCH = ("sinks + window", "key norm", "selection: replay", "selection, per layer", "hybrid")
+WITH_FETCH = (
+    "sinks + window",
+    "key norm",
+    "selection: replay",
+    "selection, per layer",
+    "selection, per head",
+    "hybrid",
+    "hybrid, per layer",
+)
 FIT_RATIOS = (4, 8, 16)
 
 REPLAYS = {
@@ -30,6 +38,7 @@ REPLAYS = {
 }
 FITS = {
     "hybrid": Fit(all_ratios=True),
+    "hybrid, per layer": Fit(layered=True, all_ratios=True),
     "hybrid, half exact": Fit(shares=(0.5,)),
     "hybrid, fitted on questions": Fit(replay="questions about every sentence"),
     "hybrid without bias": Fit(biased=False),
@@ -94,11 +103,16 @@ class Trial:
         first = next(iter(self.looked.values()))
         yield "selection, pooled", lambda _: keep.uniform(kv, max_pool(first.scores, 2), budget)
         yield "selection, per layer", lambda _: keep.layered(kv, first.scores, budget)
+        yield "selection, per layer by its best head", lambda _: keep.layered(kv, first.scores, budget, best_head=True)
         yield "selection, per head", lambda _: keep.ragged(kv, first.scores, budget)
+        pooled = max_pool(first.scores, 2)
+        yield "selection, per layer, pooled", lambda _: keep.layered(kv, pooled, budget)
+        for name, looked in list(self.looked.items())[1:]:
+            yield f"selection, per layer: {name}", lambda _, s=looked.scores: keep.layered(kv, s, budget)
         if "questions about every sentence" in self.looked:
             both = torch.maximum(first.scores, self.looked["questions about every sentence"].scores)
             yield "selection: replay and questions", lambda _: keep.uniform(kv, both, budget)
-            yield "selection: replay and questions, per layer", lambda _: keep.layered(kv, both, budget)
+            yield "selection, per layer: replay and questions", lambda _: keep.layered(kv, both, budget)
         for name, how in fits.items():
             if how.replay in self.looked and (how.all_ratios or budget.ratio in FIT_RATIOS):
                 yield name, lambda notes, how=how: self._fitted(first.scores, budget, how, notes)

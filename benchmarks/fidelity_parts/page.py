@@ -13,27 +13,47 @@ GROUP_NAMES = (
 )
 
 
+MAIN = (
+    "sinks + window",
+    "key norm",
+    "selection: replay",
+    "selection, per layer",
+    "selection, per layer by its best head",
+    "selection, per head",
+    "hybrid",
+    "hybrid, per layer",
+    "spans by Quest bounds, equal rows",
+    "spans by index heads, equal rows",
+    "text by BM25, read afresh",
+)
+
+
 def section(report: Report) -> str:
     """All tables of a run."""
     ratios = sorted({line.ratio for line in report.lines if line.ratio > 1})
     methods = [m for m in dict.fromkeys(line.method for line in report.lines) if m not in ("full", "no document")]
+    main = [m for m in methods if m.removesuffix(" + fetch") in MAIN]
     parts = [_head(report)]
     for group, name in GROUP_NAMES:
         parts += [
             f"### Recovery: {name}",
-            _by_ratio(report.lines, methods, ratios, lambda line, g=group: _recovery(line, g)),
+            _by_ratio(report.lines, main, ratios, lambda line, g=group: _recovery(line, g)),
         ]
     parts += [
         "### KL to the full cache, all answer tokens",
         "Mean / 99th percentile in nats, and the share of tokens with the same first choice.",
     ]
-    parts.append(_by_ratio(report.lines, methods, ratios, _divergence))
+    parts.append(_by_ratio(report.lines, main, ratios, _divergence))
     found = [m for m in methods if any(line.method == m and line.found is not None for line in report.lines)]
     if found:
         parts += [
             "### Whole fact among the fetched or always resident tokens",
             _by_ratio(report.lines, found, ratios, _found),
         ]
+    others = [m for m in methods if m not in main]
+    if others:
+        parts += ["### Ablations", "Recovery of names / strings / aggregates."]
+        parts.append(_by_ratio(report.lines, [*others, *[m for m in main if "selection" in m]], ratios, _three))
     noted = [line for line in report.lines if line.notes]
     if noted:
         parts += ["### What the fits chose", _notes(noted)]
@@ -69,6 +89,11 @@ def _by_ratio(lines: Sequence[Line], methods: Sequence[str], ratios: Sequence[in
 def _recovery(line: Line, group: str) -> str:
     found = line.groups.get(group)
     return f"{found.recovery:.2f} ± {found.spread:.2f}" if found else ""
+
+
+def _three(line: Line) -> str:
+    groups = (line.groups.get(g) for g in ("prose", "strings", "aggregate"))
+    return " / ".join(f"{g.recovery:.2f}" if g else "" for g in groups)
 
 
 def _divergence(line: Line) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from benchmarks.fidelity_parts.summary import Line, Report
 
-WIDTH, HEIGHT, LEFT, TOP, PANEL_W, PANEL_H, GAP = 860, 560, 56, 40, 350, 190, 70
+WIDTH, HEIGHT, LEFT, TOP, PANEL_W, PANEL_H, GAP = 860, 570, 56, 40, 350, 190, 70
 PANELS = (
     ("prose", "names in prose"),
     ("strings", "codes and UUIDs"),
@@ -17,7 +17,8 @@ CURVES = (
     ("key norm", "#c49a3a", ""),
     ("selection: replay", "#1f6fb2", ""),
     ("selection, per layer", "#2a9d55", ""),
-    ("hybrid", "#b23a48", ""),
+    ("selection, per head", "#0d7377", ""),
+    ("hybrid, per layer", "#b23a48", ""),
     ("text by BM25, read afresh", "#7a4fa3", "2 3"),
     ("selection: replay + fetch", "#1f6fb2", "6 3"),
     ("sinks + window + fetch", "#999999", "6 3"),
@@ -71,7 +72,7 @@ def _curve(x: float, y: float, points: Sequence[tuple[float, float]], colour: st
 def _legend() -> list[str]:
     parts = []
     for i, (method, colour, dashes) in enumerate(CURVES):
-        x, y = LEFT + (i % 4) * 200, HEIGHT - 30 + (i // 4) * 18
+        x, y = LEFT + (i % 4) * 200, HEIGHT - 42 + (i // 4) * 16
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
         parts.append(f'<line x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke="{colour}" stroke-width="2"{dashed}/>')
         parts.append(_text(x + 30, y + 4, method.replace("selection: replay", "selection"), 11))

@@ -53,6 +53,14 @@ def test_equal_layers_get_equally_many_slots() -> None:
     assert max(rows.shape[1] for rows in kept) - min(rows.shape[1] for rows in kept) <= 1
 
 
+def test_one_good_head_can_speak_for_its_layer() -> None:
+    scores = torch.full((2, 3, 40), 0.4)
+    scores[0, 1] = 0.9
+    scores[0, [0, 2]] = 0.1
+    assert [rows.shape[1] for rows in select_layered(scores, 10)] == [0, 20]
+    assert [rows.shape[1] for rows in select_layered(scores, 10, best_head=True)] == [20, 0]
+
+
 def test_pooling_spreads_a_score_over_its_neighbours() -> None:
     scores = torch.tensor([[[0.0, 0.0, 0.0, 0.9, 0.0, 0.1, 0.2]]])
     assert max_pool(scores, 2).flatten().tolist() == pytest.approx([0.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.2])
