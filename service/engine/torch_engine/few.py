@@ -1,9 +1,8 @@
 """Attention of a few rows of one document: made once a step, then called in every layer.
 
-One softmax runs over document and tail scores side by side: fewer operations than merging two results. The document is
-cut into parts so that all threads work. Everything that is the same in every layer, the views of keys and values and
-the memory for the scores, is made when the step begins: at one row a sequence, what surrounds the products would
-otherwise take as long as the products.
+One softmax runs over document and tail scores side by side: fewer operations than merging two results. Everything that
+is the same in every layer, the views of keys and values and the memory for the scores, is made when the step begins: at
+one row a sequence, what surrounds the products would otherwise take as long as the products.
 """
 
 import torch
@@ -11,12 +10,22 @@ from torch import Tensor
 
 from service.engine.torch_engine.attention import by_kv_head
 from service.engine.torch_engine.kv import DocumentKV, Tail
+from service.engine.torch_engine.products import FeatureProducts, TokenProducts
 from service.engine.torch_engine.scratch import Scratch
 
-FEW_ROWS = 8
-"""Up to this many rows on a document are attended to by plain products, which beat the flash kernel there."""
+_FEW_ROWS = 8
+_FEW_ROWS_FP32 = 24
+_MOST_SCORES = 1 << 22  # of more than `_FEW_ROWS` rows: four buffers of 16 MiB
 
-_PARTS = 4
+TURNED_A_STEP = 2
+"""Layers of a document that a step of single rows turns: all of them within 15 steps on the demo model, each paying for
+itself within nine."""
+
+
+def few_rows(document: DocumentKV, n_rows: int, heads: int) -> bool:
+    """Whether rows on a document are attended to by `FewRows`: no slower than the flash kernel up to there."""
+    scores = n_rows * heads * document.capacity
+    return n_rows <= _FEW_ROWS or (document.can_turn and n_rows <= _FEW_ROWS_FP32 and scores <= _MOST_SCORES)
 
 
 class TailRows:
@@ -50,28 +59,21 @@ class FewRows:
         self._shares = shares
         self._n_rows = sum(share.n for share in shares)
         self._heads = (kv_heads, heads // kv_heads)
-        self._parts = 1 if kv_heads % _PARTS == 0 else _PARTS
-        n_layers, _, capacity, d = document.k.shape
-        cut = (n_layers, kv_heads * self._parts, capacity // self._parts, d)
-        self._keys = document.k.view(cut).transpose(2, 3).unbind()
-        self._values = document.v.view(cut).unbind()
-        self._take(document, capacity, d, scratch)
+        if document.can_turn and self._n_rows == len(shares):
+            document.turn(TURNED_A_STEP)
+        self._n_turned = document.n_turned
+        self._take(document, scratch)
+        both = (document, self._side, self._p, scratch)
+        self._turned = FeatureProducts(*both) if self._n_turned else None
+        self._plain = TokenProducts(*both) if self._n_turned < document.memory.layout.n_layers else None
 
-    def _take(self, document: DocumentKV, capacity: int, d: int, scratch: Scratch) -> None:
-        """Memory for scores, ``[kv_heads * parts, rows, tokens]`` as products give them, and side by side with those of
-        the tails, ``[kv_heads, rows, width]``."""
-        (kv_heads, group), parts = self._heads, self._parts
-        rows, device, exact = group * self._n_rows, document.k.device, torch.float32
+    def _take(self, document: DocumentKV, scratch: Scratch) -> None:
+        """Memory for scores and probabilities, ``[kv_heads, rows, width]``: the document's, then those of the tails."""
+        (kv_heads, group), capacity = self._heads, document.capacity
         width = capacity + max(share.tail.length for share in self._shares)
-        by_part = (kv_heads * parts, rows, capacity // parts)
-        self._scores = scratch.take("scores", by_part, document.k.dtype, device)
-        self._weights = scratch.take("weights", by_part, document.v.dtype, device)
-        self._out = scratch.take("out", (kv_heads * parts, rows, d), document.v.dtype, device)
-        self._side = scratch.take("side", (kv_heads, rows, width), exact, device)
-        self._p = scratch.take("p", (kv_heads, rows, width), exact, device)
-        strides = ((kv_heads, parts, rows, capacity // parts), (rows * width, capacity // parts, width, 1))
-        self._side_by_part = self._side.as_strided(*strides)
-        self._p_by_part = self._p.as_strided(*strides)
+        shape, device = (kv_heads, group * self._n_rows, width), document.memory.device
+        self._side = scratch.take("side", shape, torch.float32, device)
+        self._p = scratch.take("p", shape, torch.float32, device)
         # The columns of a tail that is not the longest, and those of the other sequences' rows, stay hidden.
         self._side[..., capacity:] = -torch.inf
         unused = self._side[..., document.n_tokens : capacity]
@@ -87,19 +89,20 @@ class FewRows:
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """Scaled queries ``[heads, n, d]`` in, output FP32 ``[heads, n, d]``; the tails hold the new rows already."""
         heads, _, d = q.shape
+        products = self._turned if layer < self._n_turned else self._plain
+        assert products is not None
         rows = by_kv_head(q, self._heads[0])
-        self._score(layer, rows)
-        torch.softmax(self._side, -1, out=self._p)
-        return self._weigh(layer, d).view(heads, self._n_rows, d)
-
-    def _score(self, layer: int, rows: Tensor) -> None:
-        kv_heads, n, d = rows.shape
-        parts = self._parts
-        repeated = rows if parts == 1 else rows[:, None].expand(-1, parts, -1, -1).reshape(kv_heads * parts, n, d)
-        torch.bmm(repeated, self._keys[layer], out=self._scores)
-        self._side_by_part.copy_(self._scores.view(kv_heads, parts, n, -1))
+        products.score(layer, rows)
         if self._unused is not None:
             self._unused.fill_(-torch.inf)
+        self._score_tails(layer, rows)
+        torch.softmax(self._side, -1, out=self._p)
+        out = products.weigh(layer)
+        self._add_tails(layer, out)
+        return out.view(heads, self._n_rows, d)
+
+    def _score_tails(self, layer: int, rows: Tensor) -> None:
+        kv_heads, _, d = rows.shape
         grouped = rows.view(*self._heads, self._n_rows, d)
         for share, side in zip(self._shares, self._side_of, strict=True):
             own = grouped[:, :, share.first : share.first + share.n].reshape(kv_heads, -1, d)
@@ -109,17 +112,13 @@ class FewRows:
             else:
                 torch.add(part, share.mask, out=side)
 
-    def _weigh(self, layer: int, d: int) -> Tensor:
-        """Values weighted by the probabilities: ``[kv_heads, group * n, d]``."""
+    def _add_tails(self, layer: int, out: Tensor) -> None:
+        """Add the tails' values, weighted, to ``[kv_heads, group * n, d]``."""
         kv_heads, group = self._heads
-        self._weights.view(self._p_by_part.shape).copy_(self._p_by_part)
-        torch.bmm(self._weights, self._values[layer], out=self._out)
-        out = self._out.view(kv_heads, self._parts, -1, d).sum(1, dtype=torch.float32)
-        by_row = out.view(kv_heads, group, self._n_rows, d)
+        by_row = out.view(kv_heads, group, self._n_rows, -1)
         for share, p in zip(self._shares, self._p_of, strict=True):
             # From no elements torch cannot infer a size: a probe that only re-feeds the last token has no tail.
             own = p.reshape(kv_heads, group * share.n, share.tail.length)
             values = share.tail.values[layer]
-            part = torch.bmm(own.to(values.dtype), values).view(kv_heads, group, share.n, d)
+            part = torch.bmm(own.to(values.dtype), values).view(kv_heads, group, share.n, -1)
             by_row[:, :, share.first : share.first + share.n] += part
-        return out

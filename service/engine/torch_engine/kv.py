@@ -62,20 +62,79 @@ class DocumentKV:
     """The decoded KV of one document, read by every sequence on it and written only while it is built.
 
     `capacity` is `n_tokens` rounded up to 8, so that attention can cut the tokens into equal parts; what is
-    beyond `n_tokens` is masked. `prefix`: where its chunks begin, behind the sinks of a segment.
+    beyond `n_tokens` is masked. `prefix`: where its chunks begin, behind the sinks of a segment. The first `n_turned`
+    layers are laid out for products of a few rows.
     """
 
     def __init__(self, memory: KVMemory, capacity_tokens: int) -> None:
         self.memory = memory
         self.capacity_tokens = capacity_tokens
         self.capacity = aligned(capacity_tokens)
-        self.k, self.v = memory.empty(self.capacity)
-        for x in (self.k, self.v):
+        self._k, self._v = memory.empty(self.capacity)
+        self.n_turned = 0
+        for x in (self._k, self._v):
             x[:, :, capacity_tokens:].zero_()
         self.n_tokens = 0
         self.prefix = 0
         self._finite = False
         self._positions: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def k(self) -> Tensor:
+        """Keys ``[n_layers, n_kv_heads, capacity, head_dim]``, to read and to write; turned layers are turned back."""
+        self._turn_back()
+        return self._k
+
+    @property
+    def v(self) -> Tensor:
+        """Values, as `k`."""
+        self._turn_back()
+        return self._v
+
+    @property
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as they lie in memory: as `k` and `v` from layer `n_turned` on."""
+        return self._k, self._v
+
+    @property
+    def can_turn(self) -> bool:
+        """Whether products with turned layers are the faster ones: in FP32 on a CPU."""
+        return self._k.device.type == "cpu" and self._k.dtype is self._v.dtype is torch.float32
+
+    def turn(self, n_layers: int) -> None:
+        """Lay the next `n_layers` of keys and values out feature by feature, ``[n_kv_heads, head_dim, capacity]``, in
+        their own memory. A product of a few rows reads them so a third to a half faster; filling them and the flash
+        kernel want them as they were."""
+        end = min(self.n_turned + n_layers, len(self._k))
+        for layer in range(self.n_turned, end):
+            for head in (*self._k[layer], *self._v[layer]):
+                head.view(head.shape[::-1]).copy_(head.clone().t())
+        self.n_turned = end
+
+    def turned(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[n_kv_heads, head_dim, capacity]`` of a layer below `n_turned`."""
+        k, v = self._k[layer], self._v[layer]
+        shape = (k.shape[0], k.shape[2], k.shape[1])
+        return k.view(shape), v.view(shape)
+
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[n_kv_heads, capacity, head_dim]`` of a layer, to read: copies of a turned one."""
+        if layer < self.n_turned:
+            k, v = (x.transpose(1, 2).contiguous() for x in self.turned(layer))
+            return k, v
+        return self._k[layer], self._v[layer]
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._k, self._v = self.memory.empty(0)
+        self.place(0)
+        self.n_turned = self.capacity = self.capacity_tokens = 0
+
+    def _turn_back(self) -> None:
+        for layer in range(self.n_turned):
+            for head in (*self._k[layer], *self._v[layer]):
+                head.copy_(head.view(head.shape[::-1]).clone().t())
+        self.n_turned = 0
 
     def place(self, n_tokens: int, next_position: int | None = None, last_position: int | None = None) -> None:
         """Declare rows present; without positions they are consecutive tokens from position 0."""
@@ -108,7 +167,7 @@ class DocumentKV:
 
     @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return self._k.nbytes + self._v.nbytes
 
     @property
     def complete(self) -> bool:

@@ -85,7 +85,8 @@ class LeanDecoder:
         q, k, v = turned.split((heads, kv_heads, kv_heads))
         out = plan.attend_scaled(i, q, k, v)
         if plan.rotation is not None:
-            out = out @ plan.rotation
+            # As a batch: one product of a few rows would be shared by threads that cost more than it.
+            out = torch.bmm(out.view(kv_heads, -1, d), plan.rotation.expand(kv_heads, d, d)).view(out.shape)
         layer.out.add_product(x, out.transpose(0, 1).reshape(n, -1))
 
     def _mlp(self, layer: _Layer, x: Tensor) -> None:

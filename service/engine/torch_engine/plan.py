@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 
 from cache_store.codec import decode_records, encode_records
 from service.engine.torch_engine import attention
-from service.engine.torch_engine.few import FEW_ROWS, FewRows, Share, TailRows
+from service.engine.torch_engine.few import FewRows, Share, TailRows, few_rows
 from service.engine.torch_engine.kv import DocumentKV, Tail
 from service.engine.torch_engine.scratch import Scratch
 
@@ -162,7 +162,7 @@ class _GroupStep:
         self._group, self._kv_heads = group, kv_heads
         self._tails = [TailRows(m.tail, m.n - m.refeed) for m in group.members]
         self._few = None
-        if group.document is not None and group.n <= FEW_ROWS:
+        if group.document is not None and few_rows(group.document, group.n, heads):
             members = zip(group.members, self._tails, strict=True)
             shares = [Share(tail, m.first - group.first, m.n, m.mask) for m, tail in members]
             self._few = FewRows(group.document, shares, heads, kv_heads, scratch)
@@ -192,6 +192,6 @@ class _GroupStep:
 
     def _merged(self, layer: int, document: DocumentKV, q: Tensor, tail: Tensor, tail_lse: Tensor) -> Tensor:
         n = document.n_tokens
-        k, v = document.k[layer, :, :n], document.v[layer, :, :n]
+        k, v = (x[:, :n] for x in document.layer(layer))
         out, lse = attention.flash(attention.by_kv_head(q, self._kv_heads), k, v, 1.0)
         return attention.merge(out.reshape(q.shape), lse.reshape(q.shape[:2]), tail, tail_lse)[0]

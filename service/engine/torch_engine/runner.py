@@ -93,9 +93,7 @@ class TorchRunner:
         self._memory.prepare(n_tokens)
 
     def free_document(self, document: DocumentKV) -> None:
-        document.k, document.v = self._memory.empty(0)
-        document.place(0)
-        document.capacity = document.capacity_tokens = 0
+        document.free()
 
     def prefill_chunk(
         self, document: DocumentKV, tokens: Sequence[int], between_layers: Callable[[], None] | None = None
