@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_lib import Result, Row
+from service.engine.exl2_engine.projections import rotated_qkv
 from service.engine.exl2_engine.runner import Exl2Runner
 from service.engine.protocol import Rows
 
@@ -99,7 +100,8 @@ def check_fetched(result: Result, runner: Exl2Runner) -> None:
 
 
 def check_queries(result: Result, runner: Exl2Runner) -> None:
-    """Queries of index heads, and those that a forward's attention was asked with."""
+    """Queries of index heads, and those that a forward's attention was asked with; those of the first layer also as
+    documents' keys are transformed."""
     model, attend, seen = runner._model, runner.backend.attend, []
     heads = [(0, 0), (model.n_layers // 2, 1 % model.n_kv_heads), (model.n_layers - 1, 0)]
 
@@ -118,9 +120,18 @@ def check_queries(result: Result, runner: Exl2Runner) -> None:
         runner.backend.attend = attend  # type: ignore[method-assign]
         runner.free_tail(slot)
     expected = [seen[layer].unflatten(1, (model.n_kv_heads, -1))[:, head].transpose(0, 1) for layer, head in heads]
-    error = float((queries - torch.stack(expected).float().cpu() * model.scale).abs().max() / queries.abs().max())
+    add_apart(result, "queries of index heads and of a forward", queries, torch.stack(expected) * model.scale)
+    ids, places = (torch.tensor(x, dtype=torch.int32, device=model.device) for x in (QUESTION, range(300, 320)))
+    with torch.inference_mode():
+        q, _, _ = rotated_qkv(model, runner.backend, 0, model.embed(ids), places)
+    first = q.unflatten(1, (model.n_kv_heads, -1))[:, 0].transpose(0, 1) * model.scale
+    add_apart(result, "queries of index heads in the space of keys", queries[0], first)
+
+
+def add_apart(result: Result, what: str, got: Tensor, expected: Tensor) -> None:
+    error = float((got - expected.float().cpu()).abs().max() / got.abs().max())
     figure = f"{error:.1e} apart, relative to the largest"
-    result.add(Row("queries of index heads and of a forward", figure, target="under 1e-2", met=error < 1e-2, must=True))
+    result.add(Row(what, figure, target="under 1e-2", met=error < 1e-2, must=True))
 
 
 def check_replay(result: Result, runner: Exl2Runner) -> None:

@@ -54,7 +54,8 @@ class SeenTokens:
         self._backend = backend
         self._lead = sight.first % BLOCK_TOKENS
         self._at = max(sight.sinks, self._lead)
-        self._blocks = document.blocks[sight.first // BLOCK_TOKENS : -(-sight.last // BLOCK_TOKENS)]
+        # A copy begins where memory is aligned: kernels are compiled apart for a pointer that is not.
+        self._blocks = document.blocks[sight.first // BLOCK_TOKENS : -(-sight.last // BLOCK_TOKENS)].clone()
         self._sink_blocks = document.blocks[: -(-sight.sinks // BLOCK_TOKENS)]
         shape = (model.n_kv_heads, self._at + sight.n_tokens, model.head_dim)
         self._k, self._v = (torch.empty(shape, dtype=model.dtype, device=model.device) for _ in range(2))
