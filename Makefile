@@ -17,6 +17,8 @@ setup: $(VENV)/.ready
 model: setup
 	@test -f "$(MODEL)/preread.json" || echo "Making the demo model (once, some minutes) ..."
 	@test -f "$(MODEL)/preread.json" || $(VENV)/bin/preread models demo
+	@# A model that an earlier version made has none: without them long documents cannot be kept in part.
+	@test -f "$(MODEL)/index_heads.json" || $(VENV)/bin/preread models index-heads demo
 
 demo: model
 	$(PY) examples/demo.py
