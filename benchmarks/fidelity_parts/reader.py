@@ -78,21 +78,15 @@ AttentionInterface.register(NAME, _attention)
 
 @dataclass(slots=True)
 class Prefill:
-    """Rows that attend causally to themselves and to a prefix; their KV is kept."""
+    """Rows that attend causally to themselves; their KV is kept."""
 
-    prefix: KV | None = None
     k: list[Tensor] = field(default_factory=list)
     v: list[Tensor] = field(default_factory=list)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         self.k.append(k[0])
         self.v.append(v[0])
-        if self.prefix is None:
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-        k, v = (torch.cat((a[layer][None], b), 2) for a, b in ((self.prefix.k, k), (self.prefix.v, v)))
-        m, n = q.shape[2], k.shape[2]
-        mask = torch.ones(m, n, dtype=torch.bool, device=q.device).tril(n - m)
-        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
 
 
 @dataclass(slots=True)
@@ -226,10 +220,10 @@ class Reader:
         positions = torch.arange(first_position, first_position + ids.shape[1], device=self.device)[None]
         return self.model.model(input_ids=ids, position_ids=positions, use_cache=False, plan=plan)[0]
 
-    def prefill(self, ids: list[int], prefix: KV | None = None) -> KV:
-        """KV of tokens that follow `prefix`, without the prefix."""
-        plan = Prefill(prefix)
-        self.hidden(self.tensor([ids]), 0 if prefix is None else prefix.n_tokens, plan)
+    def prefill(self, ids: list[int]) -> KV:
+        """KV of a document's tokens."""
+        plan = Prefill()
+        self.hidden(self.tensor([ids]), 0, plan)
         return KV(torch.stack(plan.k), torch.stack(plan.v))
 
     @property
