@@ -126,11 +126,12 @@ class Answer:
             yield held
 
     def _fetcher(self, held: ExitStack) -> Fetcher | None:
-        """None for a document of which nothing can be or was ever fetched."""
+        """None where nothing is fetched, for this question or for a turn that may have to be computed again."""
         request, kept = self._request, self._subject.kept
         if request.retention is None or kept is None or kept.is_whole:
             return None
-        if not self._context.cold.heads and not any(turn.spans for turn in request.turns):
+        may_find = request.retention.fetch_tokens and self._context.cold.heads
+        if not may_find and not any(turn.spans for turn in request.turns):
             return None
         cold = held.enter_context(self._context.cold.held(self._subject))
         return Fetcher(self._context, cold, kept, request.retention.fetch_tokens)

@@ -87,7 +87,9 @@ class Compaction:
             ):
                 residency.drop(self._subject.scratch)
         if replayed:
-            places = select_uniform(torch.cat(scores, -1), self._kept.slots).numpy()
+            # Layer by layer: sorting the scores of all layers at once would take several times their memory.
+            layers = (torch.cat([part[i : i + 1] for part in scores], -1) for i in range(layout.n_layers))
+            places = np.concatenate([select_uniform(layer, self._kept.slots).numpy() for layer in layers])
         else:
             places = np.tile(np.arange(self._kept.slots), (layout.n_layers, layout.n_kv_heads, 1))
         return places + first

@@ -32,7 +32,7 @@ class SlicedWeight:
 
     def product(self, x: Tensor) -> Tensor:
         """``[n, in] -> [out, n]``."""
-        return torch.bmm(self._sliced, self._columns(x)).view(-1, len(x))
+        return torch.bmm(self._sliced, self._columns(x)).view(len(self.weight), len(x))
 
     def add_product(self, out: Tensor, x: Tensor) -> None:
         """Add the product with ``[n, in]`` to `out`, ``[out, n]`` and contiguous, in place."""

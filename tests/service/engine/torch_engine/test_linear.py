@@ -47,3 +47,8 @@ def test_a_product_is_added_in_place(rows):
 def test_other_weights_are_refused(weight):
     with pytest.raises(ValueError, match="sliced"):
         SlicedWeight(weight)
+
+
+def test_no_rows_give_none():
+    """A step that only prefills wants no logits."""
+    assert SlicedWeight(torch.randn(10, 32)).product(torch.empty(0, 32)).shape == (10, 0)
