@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from service.engine.digests import digest_of
 from service.engine.factory import EngineConfig
@@ -21,6 +22,7 @@ from service.engine.messages import (
     BuildRequest,
     DocumentRef,
     Failed,
+    Retention,
     Sampling,
     TurnRef,
 )
@@ -100,6 +102,23 @@ async def test_build_answer_and_follow_up_over_the_socket(start):
     assert (await engine.stats()).decoded_tokens_total > 40
     await engine.release_session("s")
     assert (await engine.release(DOC)).objects == 1
+
+
+async def test_a_windowed_document_over_the_socket(start):
+    kept, tokens = Retention(256, 32, 256, segment_tokens=1024, fetch_tokens=96), [*TOKENS]
+    tokens[2222] = 251
+    engine = await start(fake_script=[65, 256])
+    assert (engine.info.n_index_heads, engine.info.sink_multiple) == (1, 1)
+    events = await every(engine.build(BuildRequest("b", DOC, tokens, kept)))
+    assert {"prefilling", "compacting", "persisting"} == {e.stage for e in events if isinstance(e, BuildProgress)}
+    assert events[-1].resident_tokens == 256 + 32 + 256
+    question = AnswerRequest("q", "s", DOC, digest_of(tokens), 5000, [], [251, 2], Sampling(5), "kv-q", retention=kept)
+    first = await every(engine.answer(question))
+    assert any(span.first <= 2222 < span.first + span.n_tokens for span in first[0].spans)
+    turns = [TurnRef("kv-q", first[-1].token_ids, first[0].spans)]
+    later = await every(engine.answer(replace(question, request_id="r", turns=turns, prompt_ids=[256, 9], kv_id="")))
+    assert later[0].reused_tokens == 5000 + len(turns[0].token_ids)
+    assert (await engine.stats()).index_documents == 1
 
 
 async def test_scripted_chinese_and_emoji_arrive_whole_also_when_cut(start):
