@@ -17,8 +17,9 @@ def desk(model_dir, tmp_path):
 
     def make(kv_type, dtype="float32") -> WindowedHost:
         def runner():
-            sizes = {"n_slots": 6, "tail_tokens": 256, "chunk_tokens": 512}
-            return TorchRunner.load(model_dir, kv_type=kv_type, compute_dtype=dtype, **sizes)
+            return TorchRunner.load(
+                model_dir, kv_type=kv_type, compute_dtype=dtype, n_slots=6, tail_tokens=256, chunk_tokens=512
+            )
 
         tokens = torch.randint(3, 384, (1900,), generator=torch.Generator().manual_seed(7)).tolist()
         desks.append(WindowedHost(runner, tmp_path / "store", tokens, RETENTION, [(1, 0), (2, 1)]))
