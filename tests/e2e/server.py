@@ -173,9 +173,9 @@ class Server:
             every_s=0.05,
         )
 
-    def ready(self, content: bytes, name: str = "document.txt") -> dict[str, Any]:
+    def ready(self, content: bytes, name: str = "document.txt", **fields: str) -> dict[str, Any]:
         """A document that was uploaded and read."""
-        body = self.until_ended(self.upload(content, name)["id"])
+        body = self.until_ended(self.upload(content, name, **fields)["id"])
         assert body["status"] == "ready", body
         return body
 

@@ -45,7 +45,7 @@ def test_facts_of_a_document_longer_than_the_context_are_found_also_after_a_rest
     assert document["status"] == "ready", document
     assert 18_000 < document["token_count"] < 22_000
     snapshot = document["snapshot"]
-    assert (snapshot["retention"]["preset"], snapshot["resident_tokens"]) == ("balanced", 1552)
+    assert (snapshot["retention"]["preset"], snapshot["resident_tokens"]) == ("small", 272)
 
     session = server.session(document["id"])
     first, follow_up = server.ask(session, FIRST, max_tokens=40), server.ask(session, FOLLOW_UP, max_tokens=40)

@@ -50,11 +50,11 @@ def hashing(serve, demo_model: Path) -> Server:
 
 @pytest.fixture(scope="module")
 def read(server: Server) -> dict[str, Any]:
-    return server.ready(document())
+    return server.ready(document(), retention="balanced")
 
 
 def test_what_stays_in_memory_does_not_grow_with_the_document(server, read):
-    longer = server.ready(document(2 * N_PAGES))
+    longer = server.ready(document(2 * N_PAGES), retention="balanced")
     assert longer["token_count"] > 1.9 * read["token_count"] > 1.9 * 4 * CONTEXT
     shown = [body["snapshot"] for body in (read, longer)]
     assert [snapshot["retention"]["preset"] for snapshot in shown] == ["balanced", "balanced"]
@@ -79,7 +79,7 @@ def test_the_passage_that_a_question_needs_is_fetched_and_its_page_named(server,
 
 @pytest.mark.model
 def test_answers_are_the_same_before_and_after_a_restart(hashing: Server):
-    read = hashing.ready(document())
+    read = hashing.ready(document(), retention="balanced")
     never_stopped, stopped = (hashing.session(read["id"]) for _ in range(2))
     first, second = (hashing.ask(never_stopped, question, max_tokens=12) for question in (RARE, RENT))
     assert hashing.ask(stopped, RARE, max_tokens=12)["answer"] == first["answer"]
@@ -97,7 +97,7 @@ def test_answers_are_the_same_before_and_after_a_restart(hashing: Server):
 @pytest.mark.model
 @pytest.mark.parametrize("kind", ["documents", "residents"])
 def test_damage_is_told_and_only_what_was_lost_is_made_again(hashing: Server, kind: str):
-    read = hashing.ready(document(marked=7))
+    read = hashing.ready(document(marked=7), retention="balanced")
     before = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
     hashing.stop()
     (directory,) = (hashing.store / "snapshots").glob(f"*/{kind}/{read['id']}/*")
@@ -115,7 +115,7 @@ def test_damage_is_told_and_only_what_was_lost_is_made_again(hashing: Server, ki
 
 def test_a_build_goes_on_after_its_engine_was_killed(serve):
     server: Server = serve(fake={"max_context": CONTEXT, "fake_layer_s": 0.01})
-    body = server.upload(document())
+    body = server.upload(document(), retention="balanced")
     computed = computed_until(server, body["id"], 0.5)
     server.kill_engine()
     server.until_engine_is_back()
@@ -137,7 +137,7 @@ def test_nothing_is_left_of_a_deleted_document(server):
 
 def test_its_status_only_goes_forward(serve):
     server: Server = serve(fake={"max_context": CONTEXT, "fake_layer_s": 0.004})
-    document_id = server.upload(document())["id"]
+    document_id = server.upload(document(), retention="balanced")["id"]
     with server.client.stream("GET", f"/v1/documents/{document_id}/events") as response:
         seen = [event.data["status"] for event in events_of(response) if event.data]
     order = ["queued", "parsing", "prefilling", "compacting", "persisting", "ready"]

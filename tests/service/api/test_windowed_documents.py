@@ -40,14 +40,22 @@ async def page_start(client, document_id, number):
     return (await client.get(f"/v1/documents/{document_id}/pages/{number}")).json()["token_start"]
 
 
-async def test_a_document_longer_than_the_context_is_kept_in_part(client, made, engine):
+async def test_a_document_longer_than_the_context_is_accepted_without_a_wish(client, made, engine):
     body = await made(client, LONG)
-    n_tokens = body["token_count"]
     assert (body["status"], body["retention"]) == ("ready", {"preset": "automatic"})
+    chosen = body["snapshot"]["retention"]
+    assert (chosen["preset"], chosen["automatic"], body["snapshot"]["resident_tokens"]) == ("small", True, 272)
+    assert engine.built[0].retention == Retention(16, 0, 256, 2048, 256)
+
+
+async def test_a_part_of_a_document_is_kept_as_it_was_asked_for(client, made, engine):
+    body = await made(client, LONG, retention="balanced")
+    n_tokens = body["token_count"]
+    assert (body["status"], body["retention"]) == ("ready", {"preset": "balanced"})
     assert n_tokens > 20_000
     snapshot = body["snapshot"]
     assert snapshot["retention"] == {
-        "preset": "balanced", "automatic": True, "sink_tokens": 16, "summary_tokens": 1024, "window_tokens": 512,
+        "preset": "balanced", "automatic": False, "sink_tokens": 16, "summary_tokens": 1024, "window_tokens": 512,
         "segment_tokens": 2048, "n_segments": -(-n_tokens // 2048), "fetch_tokens": 256,
     }  # fmt: skip
     assert (snapshot["resident_tokens"], snapshot["resident_nbytes"]) == (1552, 1552 * BYTES_PER_TOKEN)
@@ -100,7 +108,7 @@ async def test_the_longest_document(open_client, made):
 
 
 async def test_an_answer_says_which_pages_it_could_see_and_how(client, made, engine, ask):
-    document_id = (await made(client, LONG))["id"]
+    document_id = (await made(client, LONG, retention="balanced"))["id"]
     first = await page_start(client, document_id, 7)
     engine.fetched = [SpanRef(first + 64, 32), SpanRef(first + 500, 32)]
     engine.reply = ["The keeper of lighthouse number 7 is Marta Kovalenko."]
@@ -114,7 +122,7 @@ async def test_an_answer_says_which_pages_it_could_see_and_how(client, made, eng
 
 
 async def test_a_notice_when_the_pages_that_are_quoted_were_not_read(client, made, engine, ask):
-    document_id = (await made(client, LONG))["id"]
+    document_id = (await made(client, LONG, retention="balanced"))["id"]
     engine.fetched = [SpanRef(await page_start(client, document_id, 7), 32)]
     engine.reply = ["The keeper of lighthouse number 9 is Marta Kovalenko."]
     session_id, answer = await ask(document_id)
@@ -132,7 +140,7 @@ async def test_what_was_fetched_is_known_at_the_next_turn_also_after_a_restart_a
 ):
     spans = [SpanRef(4000, 32), SpanRef(9000, 64)]
     async with open_client(read=reader) as client:
-        document_id = (await made(client, LONG))["id"]
+        document_id = (await made(client, LONG, retention="balanced"))["id"]
         session_id = (await client.post("/v1/sessions", json={"document_ids": [document_id]})).json()["id"]
         engine.fetched = spans
         await client.post(f"/v1/sessions/{session_id}/questions", json={"question": "One?"})
@@ -194,14 +202,14 @@ async def test_a_document_that_no_longer_fits_whole_is_read_again_in_parts(open_
         response = await client.post(f"/v1/sessions/{session_id}/questions", json={"question": "Who?"})
         assert response.json()["cache"]["miss_reason"] == "absent"
         shown = (await client.get(f"/v1/documents/{body['id']}")).json()["snapshot"]
-        assert (shown["retention"]["preset"], shown["retention"]["n_segments"]) == ("balanced", 1)
-        assert smaller.answered[0].retention == Retention(16, 1024, 512, 0, 256)
+        assert (shown["retention"]["preset"], shown["retention"]["n_segments"]) == ("small", 1)
+        assert smaller.answered[0].retention == Retention(16, 0, 256, 0, 256)
 
 
 async def test_a_restart_while_it_is_compacted(open_client, made, upload, until, reader, engine):
     async with open_client(read=reader) as client:
         engine.chunk_delay_s = 5
-        document_id = (await upload(client, LONG)).json()["id"]
+        document_id = (await upload(client, LONG, retention="balanced")).json()["id"]
         await until(client, document_id, "prefilling")
         async with client.services.db.writing() as uow:
             await uow.documents.change(document_id, status="compacting")

@@ -107,7 +107,7 @@ def test_a_part_of_a_document_is_kept_where_that_is_asked_for(preread, file: Pat
 def test_a_long_document_is_kept_in_part_and_that_is_said(preread, tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text(TEXT * 240)
     assert (
-        "1552 of its tokens stay in memory (balanced, chosen because it is long)"
+        "272 of its tokens stay in memory (small, chosen because it is long)"
         in preread("ingest", str(tmp_path / "long.txt")).stderr
     )
     refused = preread("ingest", str(tmp_path / "long.txt"), "--retention", "full", exit_code=1)

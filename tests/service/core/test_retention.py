@@ -29,13 +29,13 @@ def wish(sink: int = 16, summary: int = 0, window: int = 256) -> Wish:
     ("n_tokens", "changes", "policy"),
     [
         (7424, {}, FULL),
-        (7425, {}, Policy("balanced", True, 16, 1024, 512, 2048, 4, 256)),
-        (20_000, {}, Policy("balanced", True, 16, 1024, 512, 2048, 10, 256)),
-        (8200, {}, Policy("balanced", True, 16, 1024, 512, 1792, 5, 256)),
+        (7425, {}, Policy("small", True, 16, 0, 256, 2048, 4, 256)),
+        (20_000, {}, Policy("small", True, 16, 0, 256, 2048, 10, 256)),
+        (8200, {}, Policy("small", True, 16, 0, 256, 1792, 5, 256)),
         (7000, {"resident_tokens": 7000}, FULL),
-        (7001, {"resident_tokens": 7000}, Policy("balanced", True, 16, 1024, 512, 0, 1, 256)),
-        (7001, {"resident_tokens": 1551}, Policy("small", True, 16, 0, 256, 0, 1, 256)),
-        (20_000, {"sink_multiple": 256}, Policy("balanced", True, 256, 1024, 512, 2048, 10, 256)),
+        (7001, {"resident_tokens": 7000}, Policy("small", True, 16, 0, 256, 0, 1, 256)),
+        (7001, {"resident_tokens": 272}, Policy("small", True, 16, 0, 256, 0, 1, 256)),
+        (20_000, {"sink_multiple": 256}, Policy("small", True, 256, 0, 256, 2048, 10, 256)),
         (7424, {"n_index_heads": 0}, FULL),
     ],
 )
@@ -125,7 +125,7 @@ def test_segments_lie_within_the_context_and_hold_every_token(n_tokens, sink, wi
 
 
 def test_a_policy_that_cannot_be_kept_to_any_more():
-    windowed = resolve(20_000, Wish(), info(), BOUNDS)
+    windowed = resolve(20_000, parse_wish("balanced"), info(), BOUNDS)
     assert usable(windowed, 20_000, info(), BOUNDS)
     assert usable(windowed, 20_000, info(max_context=100_000), BOUNDS)
     for changes in (
@@ -142,7 +142,7 @@ def test_a_policy_that_cannot_be_kept_to_any_more():
 def test_what_the_engine_is_told():
     assert FULL.retention is None
     assert stored_policy(None) == FULL
-    policy = resolve(20_000, Wish(), info(), BOUNDS)
+    policy = resolve(20_000, parse_wish("balanced"), info(), BOUNDS)
     assert policy.retention == Retention(16, 1024, 512, 2048, 256)
     assert (policy.next_position(20_000), policy.n_kept) == (16 + 2048, 1552)
     assert resolve(5000, parse_wish("small"), info(), BOUNDS).next_position(5000) == 5000
