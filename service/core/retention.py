@@ -93,9 +93,8 @@ def check_wish(wish: Wish, info: EngineInfo, bounds: Bounds) -> None:
     if not _most_segment(kept.sink_tokens, info, bounds):
         if not _most_sinks(info, bounds):
             raise Invalid(
-                f"The model's context is {info.max_context:,} tokens, of which {bounds.room_tokens:,} are kept for "
-                f"question and answer: too little to read a document in parts of {SEGMENT_MULTIPLE} tokens. It has to "
-                "be kept whole.",
+                f"The model's context and memory hold {_most_resident(info, bounds):,} tokens beside question and "
+                f"answer: too little to read a document in parts of {SEGMENT_MULTIPLE}. It has to be kept whole.",
                 param="retention",
             )
         raise Invalid(
@@ -142,14 +141,14 @@ def usable(policy: Policy, n_tokens: int, info: EngineInfo, bounds: Bounds) -> b
     return (
         info.n_index_heads > 0
         and policy.sink_tokens % info.sink_multiple == 0
-        and policy.next_position(n_tokens) + bounds.room_tokens <= info.max_context
+        and policy.next_position(n_tokens) <= _most_resident(info, bounds)
         and policy.n_kept <= _most_resident(info, bounds)
     )
 
 
 def _windowed(n_tokens: int, preset: str, automatic: bool, kept: Kept, info: EngineInfo, bounds: Bounds) -> Policy:
     segment, n_segments = 0, 1
-    if n_tokens + bounds.room_tokens > info.max_context:
+    if not _fits_whole(n_tokens, info, bounds):
         most = _most_segment(kept.sink_tokens, info, bounds)
         # Of about equal length: a short last segment would have little to look at.
         segment = _up(-(-n_tokens // -(-n_tokens // most)), SEGMENT_MULTIPLE)
@@ -173,14 +172,15 @@ def _fits_whole(n_tokens: int, info: EngineInfo, bounds: Bounds) -> bool:
 
 
 def _most_resident(info: EngineInfo, bounds: Bounds) -> int:
-    """How many tokens of a document can be in memory: what the context leaves, and what the device holds."""
+    """How many tokens of a document can be in memory, also while it is read: what the context leaves, and what the
+    device holds."""
     most = max(0, info.max_context - bounds.room_tokens)
     return min(most, info.resident_tokens) if info.resident_tokens else most
 
 
 def _most_segment(sink_tokens: int, info: EngineInfo, bounds: Bounds) -> int:
     """The longest segment behind these sinks, a multiple of 256 that holds them; 0 when there is none."""
-    room = min(bounds.segment_tokens, info.max_context - bounds.room_tokens - sink_tokens)
+    room = min(bounds.segment_tokens, _most_resident(info, bounds) - sink_tokens)
     most = room // SEGMENT_MULTIPLE * SEGMENT_MULTIPLE
     return most if most >= max(sink_tokens, SEGMENT_MULTIPLE) else 0
 

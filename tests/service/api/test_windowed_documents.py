@@ -202,8 +202,8 @@ async def test_a_document_that_no_longer_fits_whole_is_read_again_in_parts(open_
         response = await client.post(f"/v1/sessions/{session_id}/questions", json={"question": "Who?"})
         assert response.json()["cache"]["miss_reason"] == "absent"
         shown = (await client.get(f"/v1/documents/{body['id']}")).json()["snapshot"]
-        assert (shown["retention"]["preset"], shown["retention"]["n_segments"]) == ("small", 1)
-        assert smaller.answered[0].retention == Retention(16, 0, 256, 0, 256)
+        assert (shown["retention"]["preset"], shown["retention"]["n_segments"]) == ("small", 5)
+        assert smaller.answered[0].retention == Retention(16, 0, 256, 2048, 256)
 
 
 async def test_a_restart_while_it_is_compacted(open_client, made, upload, until, reader, engine):
