@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.fidelity_parts import hybrid
 from benchmarks.fidelity_parts.reader import KV, Kept
 from benchmarks.fidelity_parts.replays import N_SINKS, Looked
-from ingest import hybrid
 from ingest.compaction import select_layered, select_uniform
 
 WINDOW_TOKENS = 128
@@ -104,7 +104,7 @@ def _with_always(chosen: list[Tensor], always: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How a hybrid is fitted; see `ingest.hybrid.choose`."""
+    """How a hybrid is fitted; see `hybrid.choose`."""
 
     shares: tuple[float, ...] = hybrid.SHARES
     ridges: tuple[float, ...] = hybrid.RIDGES

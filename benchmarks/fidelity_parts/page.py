@@ -12,7 +12,7 @@ GROUP_NAMES = (
     ("aggregate", "aggregates"),
 )
 
-
+SHOWN = {"selection: replay": "selection, equal counts", "selection: replay + fetch": "selection, equal counts + fetch"}
 MAIN = (
     "sinks + window",
     "key norm",
@@ -33,30 +33,35 @@ def section(report: Report) -> str:
     ratios = sorted({line.ratio for line in report.lines if line.ratio > 1})
     methods = [m for m in dict.fromkeys(line.method for line in report.lines) if m not in ("full", "no document")]
     main = [m for m in methods if m.removesuffix(" + fetch") in MAIN]
-    parts = [_head(report)]
+    parts = ["### The figures", _head(report)]
     for group, name in GROUP_NAMES:
         parts += [
-            f"### Recovery: {name}",
+            f"#### Recovery: {name}",
             _by_ratio(report.lines, main, ratios, lambda line, g=group: _recovery(line, g)),
         ]
     parts += [
-        "### KL to the full cache, all answer tokens",
+        "#### KL to the full cache, all answer tokens",
         "Mean / 99th percentile in nats, and the share of tokens with the same first choice.",
     ]
     parts.append(_by_ratio(report.lines, main, ratios, _divergence))
     found = [m for m in methods if any(line.method == m and line.found is not None for line in report.lines)]
     if found:
         parts += [
-            "### Whole fact among the fetched or always resident tokens",
+            "#### Whole fact among the fetched or always resident tokens",
+            "Share of the questions that have one place in the document, and how many tokens were fetched on average.",
             _by_ratio(report.lines, found, ratios, _found),
         ]
     others = [m for m in methods if m not in main]
     if others:
-        parts += ["### Ablations", "Recovery of names / strings / aggregates."]
+        parts += ["#### Variants", "Recovery of names / strings / aggregates. *selection: ...* has equal counts."]
         parts.append(_by_ratio(report.lines, [*others, *[m for m in main if "selection" in m]], ratios, _three))
     noted = [line for line in report.lines if line.notes]
     if noted:
-        parts += ["### What the fits chose", _notes(noted)]
+        parts += [
+            "#### What the fits chose",
+            "Errors are relative squared errors of the attention's output on replayed queries that were not fitted on.",
+            _notes(noted),
+        ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -75,25 +80,30 @@ def _head(report: Report) -> str:
 {len(report.documents)} documents of {tokens} tokens, {report.n_questions} questions, {report.model}, FP32, \
 {report.machine}, seed {report.seed}, {report.seconds:.0f} s.{exact}
 
-NLL of the asked value, nats:
+Means ± standard error over the documents. NLL of the asked value, nats:
 
 {figures}"""
 
 
 def _by_ratio(lines: Sequence[Line], methods: Sequence[str], ratios: Sequence[int], cell: Callable[[Line], str]) -> str:
     at = {(line.method, line.ratio): line for line in lines}
-    rows = [[m, *(cell(at[m, r]) if (m, r) in at else "" for r in ratios)] for m in methods]
+    rows = [[SHOWN.get(m, m), *(cell(at[m, r]) if (m, r) in at else "" for r in ratios)] for m in methods]
     return table(("", *(f"{r}x" for r in ratios)), [row for row in rows if any(row[1:])])
 
 
 def _recovery(line: Line, group: str) -> str:
     found = line.groups.get(group)
-    return f"{found.recovery:.2f} ± {found.spread:.2f}" if found else ""
+    return f"{_two(found.recovery)} ± {found.spread:.2f}" if found else ""
 
 
 def _three(line: Line) -> str:
     groups = (line.groups.get(g) for g in ("prose", "strings", "aggregate"))
-    return " / ".join(f"{g.recovery:.2f}" if g else "" for g in groups)
+    return " / ".join(_two(g.recovery) if g else "" for g in groups)
+
+
+def _two(value: float) -> str:
+    """Two decimals, without a minus before zero."""
+    return f"{round(value, 2) + 0:.2f}"
 
 
 def _divergence(line: Line) -> str:
@@ -101,7 +111,7 @@ def _divergence(line: Line) -> str:
 
 
 def _found(line: Line) -> str:
-    return f"{100 * line.found:.0f} % of {line.fetched:.0f}" if line.found is not None else ""
+    return f"{100 * line.found:.0f} %, {line.fetched:.0f}" if line.found is not None else ""
 
 
 def _notes(lines: Sequence[Line]) -> str:

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import random
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,9 @@ _NOT_PROSE = re.compile(r">>>|^\s*[-+*|#]|```|\\x", re.MULTILINE)
 
 def paragraphs(seed: int) -> list[str]:
     """All paragraphs, each once, in an order of its own for every seed."""
-    found = list(dict.fromkeys(_tidy(p) for p in (*_docstrings(), *_pages()) if _is_prose(p)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.11 gives one for a look at `typing.io`
+        found = list(dict.fromkeys(_tidy(p) for p in (*_docstrings(), *_pages()) if _is_prose(p)))
     random.Random(seed).shuffle(found)
     return found
 

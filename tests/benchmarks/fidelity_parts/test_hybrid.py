@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ingest.attention_matching import attend, merge
-from ingest.hybrid import LayerKV, LayerSlots, choose
+from benchmarks.fidelity_parts.attention_matching import attend, merge
+from benchmarks.fidelity_parts.hybrid import LayerKV, LayerSlots, choose
 
 
 def random(*shape: int, seed: int) -> Tensor:

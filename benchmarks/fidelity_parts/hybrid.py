@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ingest import attention_matching as matching
-from ingest.attention_matching import Part
+from benchmarks.fidelity_parts import attention_matching as matching
+from benchmarks.fidelity_parts.attention_matching import Part
 
 RIDGES = (1e-3, 1e-2, 1e-1)
 SHARES = (0.75, 0.5, 0.25)

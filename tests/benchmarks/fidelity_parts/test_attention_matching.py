@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ingest.attention_matching import attend, fit, merge
+from benchmarks.fidelity_parts.attention_matching import attend, fit, merge
 
 
 def random(*shape: int, seed: int = 1) -> Tensor:
