@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from service.engine.fetch.index import SPAN_TOKENS, KeyIndex
+from service.engine.fetch.index import SPAN_TOKENS, KeyIndex, figures_of_head
 from service.engine.index_heads_facts import make_facts, plant
 from service.engine.models.errors import EngineRefused
 from service.engine.models.gate import gate_text
@@ -22,8 +22,8 @@ _Blocks = list[list[memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What every head makes of one question: `figures` ``[n_heads, n_spans]``, the probability of each span, 0 for
-    those that are not looked for; `right` are the spans that hold the fact."""
+    """What every head makes of one question: `figures` ``[n_heads, n_spans]``, 0 for spans that are not
+    looked for; `right` are the spans that hold the fact."""
 
     figures: Tensor
     right: slice
@@ -88,7 +88,7 @@ def ask_all(
         for questions, right in planted.facts:
             for question in questions:
                 queries = runner.question_queries(Rows(slot, ends, template.question(question)), heads)
-                yield Case(index.masses(queries, resident=planted.seen).mean((1, 2)), right)
+                yield Case(figures_of_head(index.masses(queries, resident=planted.seen)), right)
     finally:
         runner.free_tail(slot)
         runner.free_document(ends)

@@ -1,6 +1,8 @@
-"""Which spans of a document to fetch for a question, from a figure for each of them."""
+"""Which tokens of a document to fetch for a question, from a figure for each of its spans."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -8,8 +10,10 @@ from cache_store.segments import Segments
 from service.engine.fetch.index import SPAN_TOKENS
 from service.engine.messages import SpanRef
 
-NEIGHBOURS = 1
-"""Spans on either side of a good one that come with it: a sentence rarely ends where a span does."""
+NEIGHBOURS = 2
+"""Spans on either side of a good one that come with it where nothing is known of sentences."""
+REACH = 48
+"""Tokens on either side of a good span that come with it at most, where its sentences are longer."""
 
 
 def choose_spans(
@@ -20,46 +24,50 @@ def choose_spans(
     resident: Sequence[tuple[int, int]],
     fetch_tokens: int,
     carried: Sequence[SpanRef] = (),
+    starts: Sequence[int] = (),
     span_tokens: int = SPAN_TOKENS,
     neighbours: int = NEIGHBOURS,
 ) -> list[SpanRef]:
     """Tokens to fetch, at most `fetch_tokens` of them: in order, apart from each other, none of them resident.
 
-    `scores`: one per span of `span_tokens`, the larger the better. The best spans come first, each with its neighbours
-    in the same segment, then `carried` ones (those of the last turn) while there is room. Of a span that is partly
-    in `resident`, ranges ``[first, last)``, only the rest is taken; what does not fit whole is left out. Touching
-    spans of one segment become one.
+    `scores`: one per span of `span_tokens`, 0 for those that are of no interest. The best spans come first, each with
+    the sentences it lies in, within its segment: `starts` are the tokens that begin one, in order; without any,
+    `neighbours` spans on either side come with it. Then `carried` ones (those of the last turn) follow while there is
+    room. Of what is partly in `resident`, ranges ``[first, last)``, only the rest is taken. What does not fit whole is
+    left out, but for the span alone where that fits. Touching tokens of one segment become one span.
     """
-    picks = _Picks(resident, fetch_tokens)
-    for span in _by_score(scores, segments, n_tokens, span_tokens, neighbours):
-        if picks.full:
+    picks = _Picks(fetch_tokens, list(resident))
+    around = _Around(segments, n_tokens, starts, span_tokens, neighbours)
+    best = scores.sort(descending=True, stable=True)
+    for place, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        if picks.left <= 0 or score <= 0:
             break
-        picks.add(*span)
+        for first, last in around.of(place):
+            if picks.add(first, last):
+                break
     for ref in sorted(carried):
         picks.add(ref.first, min(ref.first + ref.n_tokens, n_tokens))
-    return _merged(picks.ranges, [last for _, last in segments.ranges(n_tokens)])
+    return _merged(picks.ranges, {last for _, last in segments.ranges(n_tokens)})
 
 
+@dataclass(slots=True)
 class _Picks:
-    """Ranges of tokens, no token twice, within a budget."""
+    """Ranges of tokens, no token twice, of at most `left` more tokens."""
 
-    def __init__(self, taken: Sequence[tuple[int, int]], budget: int) -> None:
-        self.ranges: list[tuple[int, int]] = []
-        self._taken = list(taken)
-        self._left = budget
+    left: int
+    taken: list[tuple[int, int]]
+    ranges: list[tuple[int, int]] = field(default_factory=list)
 
-    @property
-    def full(self) -> bool:
-        return self._left <= 0
-
-    def add(self, first: int, last: int) -> None:
-        """Take what of ``[first, last)`` is not taken yet, all of it or nothing."""
-        new = _without(first, last, self._taken)
+    def add(self, first: int, last: int) -> bool:
+        """Take what of ``[first, last)`` is not taken yet, all of it or nothing; whether it fitted."""
+        new = _without(first, last, self.taken)
         size = sum(end - begin for begin, end in new)
-        if size <= self._left:
-            self.ranges += new
-            self._taken += new
-            self._left -= size
+        if size > self.left:
+            return False
+        self.ranges += new
+        self.taken += new
+        self.left -= size
+        return True
 
 
 def _without(first: int, last: int, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -74,21 +82,40 @@ def _without(first: int, last: int, taken: Sequence[tuple[int, int]]) -> list[tu
     return parts
 
 
-def _by_score(
-    scores: Tensor, segments: Segments, n_tokens: int, span_tokens: int, neighbours: int
-) -> Iterator[tuple[int, int]]:
-    """Spans ``[first, last)``, the best one first, each followed by its neighbours, the nearest first."""
-    bounds = segments.ranges(n_tokens)
-    size = segments.segment_tokens or n_tokens
-    for best in scores.argsort(descending=True, stable=True).tolist():
-        begin, end = bounds[best * span_tokens // size]
-        for away in sorted(range(-neighbours, neighbours + 1), key=abs):
-            first = (best + away) * span_tokens
-            if begin <= first < end:
-                yield first, min(first + span_tokens, end)
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What comes with a span."""
+
+    segments: Segments
+    n_tokens: int
+    starts: Sequence[int]
+    span_tokens: int
+    neighbours: int
+
+    def of(self, place: int) -> Iterator[tuple[int, int]]:
+        """Tokens ``[first, last)`` of a span with what is around it, then of the span alone."""
+        first = place * self.span_tokens
+        last = min(first + self.span_tokens, self.n_tokens)
+        begin, end = self._segment(first)
+        low, high = self._wanted(first, last)
+        yield max(low, begin), min(high, end)
+        yield first, last
+
+    def _segment(self, token: int) -> tuple[int, int]:
+        size = self.segments.segment_tokens or self.n_tokens
+        begin = token // size * size
+        return begin, min(begin + size, self.n_tokens)
+
+    def _wanted(self, first: int, last: int) -> tuple[int, int]:
+        if not len(self.starts):
+            return first - self.neighbours * self.span_tokens, last + self.neighbours * self.span_tokens
+        before, behind = bisect_right(self.starts, first) - 1, bisect_left(self.starts, last)
+        low = self.starts[before] if before >= 0 else 0
+        high = self.starts[behind] if behind < len(self.starts) else self.n_tokens
+        return max(int(low), first - REACH), min(int(high), last + REACH)
 
 
-def _merged(ranges: Sequence[tuple[int, int]], ends: Sequence[int]) -> list[SpanRef]:
+def _merged(ranges: Sequence[tuple[int, int]], ends: set[int]) -> list[SpanRef]:
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if merged and merged[-1][1] == first and first not in ends:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from cache_store.layout import GROUP, KVLayout, packed_nbytes
 
-SPAN_TOKENS = 32
+SPAN_TOKENS = 16
 """Spans are counted from a document's first token. A segment is a multiple of 256 tokens: no span crosses its end."""
+_POWER = 0.7
 _SLICE_TOKENS = 8192  # scored at a time, so that memory stays bounded whatever a document's length
 
 
@@ -130,12 +131,18 @@ class KeyIndex:
 
 
 def combined(masses: Iterable[Tensor]) -> Tensor:
-    """One figure per span, ``[n_spans]``, from each head's probabilities ``[heads per KV head, rows, n_spans]``.
+    """One figure per span, ``[n_spans]``, from each head's ``[heads per KV head, rows, n_spans]`` probabilities.
 
-    The mean over everything: of the rows, because the largest of many is often one stray word's (docs/recall.md), and
-    of the heads, because each of them errs in its own way.
+    The mean over rows and heads of the probability to the power of 0.7: a span that several words of the question look
+    at counts for more than one that a single word is sure of, and each head errs in its own way. docs/recall.md
+    compares it with others.
     """
-    return torch.stack([of_head.mean((0, 1)) for of_head in masses]).mean(0)
+    return torch.stack([figures_of_head(of_head) for of_head in masses]).mean(0)
+
+
+def figures_of_head(masses: Tensor) -> Tensor:
+    """The same for one head, or for several at once: ``[..., heads per KV head, rows, n_spans] -> [..., n_spans]``."""
+    return masses.pow(_POWER).mean((-3, -2))
 
 
 def _span_logs(scores: Tensor, span_tokens: int) -> Tensor:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from cache_store.errors import SnapshotMiss
 from cache_store.reader import SnapshotReader
@@ -16,22 +17,28 @@ from service.engine.host.kept import Subject
 from service.engine.messages import DocumentRef, SpanRef
 
 Open = Callable[[Subject], SnapshotReader]
+FindStarts = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.int64]]
+"""Which of a document's tokens begin a sentence; none where that is not known."""
 
 
 @dataclass(slots=True, eq=False)
 class ColdDocument:
-    """A reader, and the index made from it; None without index heads. `lock` is held while they are made."""
+    """A reader, and the index made from it; None without index heads. `lock` is held while they are made.
+
+    `starts`: the tokens that begin a sentence.
+    """
 
     subject: Subject
     lock: threading.Lock = field(default_factory=threading.Lock)
     reader: SnapshotReader | None = None
     index: KeyIndex | None = None
+    starts: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     n_users: int = 0
     dropped: bool = False
 
     @property
     def nbytes(self) -> int:
-        return self.index.nbytes if self.index is not None else 0
+        return self.index.nbytes + self.starts.nbytes if self.index is not None else 0
 
     def read(self, spans: Sequence[SpanRef]) -> list[list[memoryview]]:
         """The rows of spans, in order, as blocks ``[i][layer]`` of one run. Raises SnapshotMiss for damage."""
@@ -55,8 +62,11 @@ class ColdDocuments:
     `open_full` opens a cold snapshot; `heads` are the index heads, pairs of layer and KV head.
     """
 
-    def __init__(self, open_full: Open, heads: Sequence[tuple[int, int]], budget_nbytes: int) -> None:
+    def __init__(
+        self, open_full: Open, heads: Sequence[tuple[int, int]], budget_nbytes: int, find_starts: FindStarts
+    ) -> None:
         self._open = open_full
+        self._find_starts = find_starts
         self._budget = budget_nbytes
         self._lock = threading.Lock()
         self._documents: OrderedDict[DocumentRef, ColdDocument] = OrderedDict()
@@ -125,7 +135,7 @@ class ColdDocuments:
                 for layer in index.layers:
                     for _, first, records, n_tokens in reader.read_layer(layer):
                         index.add(layer, first, records, n_tokens)
-                document.index = index
+                document.index, document.starts = index, self._find_starts(reader.token_ids)
         except BaseException:
             reader.close()
             raise

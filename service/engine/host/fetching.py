@@ -53,6 +53,7 @@ class Fetcher:
             resident=self._kept.verbatim,
             fetch_tokens=self._fetch_tokens,
             carried=carried,
+            starts=self._cold.starts,
         )
         self.bring(tail, spans)
         return Fetched(tuple(spans), len(prompt_ids), (time.monotonic() - started) * 1e3)

@@ -14,6 +14,7 @@ import psutil
 
 from cache_store.errors import BudgetExceeded, BuildLocked, SnapshotMiss, StorageFailed
 from cache_store.store import SnapshotStore
+from service.engine.fetch.sentences import starts_finder
 from service.engine.host.answer import Answer, TooLong
 from service.engine.host.build import Build
 from service.engine.host.cold import ColdDocuments
@@ -80,7 +81,8 @@ class EngineHost:
         tails = TailPool(scheduler, runner)
         places = min(max_batch or tails.n_slots, tails.n_slots)
         gate = FifoGate(places)
-        cold = ColdDocuments(partial(open_full, store, runner), index_heads, index_budget_nbytes)
+        opener = partial(open_full, store, runner)
+        cold = ColdDocuments(opener, index_heads, index_budget_nbytes, starts_finder(decoder))
         self._context = HostContext(
             runner, scheduler, store, residency, tails, gate, cold, decoder, end_ids, tuple(replay_ids), tier
         )

@@ -1,9 +1,9 @@
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_store.segments import Segments
-from service.engine.fetch.choose import choose_spans
+from service.engine.fetch.choose import REACH, choose_spans
 from service.engine.messages import SpanRef
 
 LONG = Segments(256, 16)
@@ -17,62 +17,86 @@ def scores(n_spans, *best):
     return values
 
 
-def test_the_best_spans_come_with_their_neighbours():
-    found = choose_spans(scores(24, 11, 20), LONG, 768, resident=[], fetch_tokens=192)
-    assert found == [SpanRef(10 * 32, 96), SpanRef(19 * 32, 96)]
+def chosen(values, budget, *, segments=LONG, n_tokens=768, resident=(), **more):
+    found = choose_spans(values, segments, n_tokens, resident=resident, fetch_tokens=budget, **more)
+    return [(ref.first, ref.first + ref.n_tokens) for ref in found]
 
 
-def test_what_does_not_fit_whole_is_left_out():
-    found = choose_spans(scores(24, 11, 20), LONG, 768, resident=[], fetch_tokens=100)
-    assert found == [SpanRef(10 * 32, 96)]
+def test_the_best_spans_come_with_the_sentences_they_lie_in():
+    starts = [0, 170, 180, 200, 310, 350]
+    assert chosen(scores(48, 11, 20), 70, starts=starts) == [(170, 200), (310, 350)]
 
 
-def test_a_neighbour_of_another_segment_stays_out():
-    found = choose_spans(scores(24, 7), LONG, 768, resident=[], fetch_tokens=64)
-    assert found == [SpanRef(6 * 32, 64)]
-    found = choose_spans(scores(24, 8), LONG, 768, resident=[], fetch_tokens=64)
-    assert found == [SpanRef(8 * 32, 64)]
+def test_a_sentence_that_is_too_long_is_cut():
+    assert chosen(scores(48, 8), 112, starts=[0]) == [(128 - REACH, 144 + REACH)]
+    assert chosen(scores(48, 1), 112, starts=[0]) == [(0, 32 + REACH)]
+
+
+def test_without_sentences_neighbours_come_with_the_best_spans():
+    assert chosen(scores(48, 10, 20), 160) == [(128, 208), (288, 368)]
+
+
+def test_what_does_not_fit_whole_comes_without_what_is_around_it():
+    assert chosen(scores(48, 10, 20), 100) == [(128, 208), (320, 336)]
+    assert chosen(scores(48, 10, 20), 16) == [(160, 176)]
+    assert chosen(scores(48, 10, 20), 15) == []
+
+
+def test_nothing_comes_from_another_segment():
+    assert chosen(scores(48, 15), 48) == [(208, 256)]
+    assert chosen(scores(48, 16), 48) == [(256, 304)]
+    assert chosen(scores(48, 15), 60, starts=[0, 230, 290]) == [(230, 256)]
 
 
 def test_touching_spans_become_one_but_not_across_segments():
-    found = choose_spans(scores(24, 6, 9), LONG, 768, resident=[], fetch_tokens=192)
-    assert found == [SpanRef(5 * 32, 96), SpanRef(8 * 32, 96)]
+    assert chosen(scores(48, 6, 10), 144) == [(64, 208)]
+    assert chosen(scores(48, 15, 16), 96) == [(208, 256), (256, 304)]
 
 
 def test_one_segment_is_the_whole_document():
-    found = choose_spans(scores(24, 7), Segments(), 768, resident=[], fetch_tokens=96)
-    assert found == [SpanRef(6 * 32, 96)]
+    assert chosen(scores(48, 15), 80, segments=Segments()) == [(208, 288)]
 
 
 def test_resident_tokens_are_not_fetched_and_cost_nothing():
-    found = choose_spans(scores(24, 0, 23), LONG, 750, resident=[(0, 16), (740, 750)], fetch_tokens=16 + 32 + 4 + 32)
-    assert found == [SpanRef(16, 48), SpanRef(22 * 32, 36)]
+    found = chosen(scores(47, 0, 46), 32 + 36, n_tokens=750, resident=[(0, 16), (740, 750)])
+    assert found == [(16, 48), (704, 740)]
 
 
 def test_carried_spans_take_the_room_that_is_left():
-    best = choose_spans(scores(24, 11), LONG, 768, resident=[], fetch_tokens=96)
     carried = [SpanRef(600, 40), SpanRef(320, 32)]
-    assert choose_spans(scores(24, 11), LONG, 768, resident=[], fetch_tokens=96, carried=carried) == best
+    nothing_more = torch.zeros(0)
+    assert chosen(nothing_more, 60, carried=carried) == [(320, 352)]
+    assert chosen(nothing_more, 100, carried=carried) == [(320, 352), (600, 640)]
+    assert chosen(scores(48, 10), 80, carried=carried) == [(128, 208)]
+
+
+def test_spans_that_nothing_looks_at_stay_out():
+    assert chosen(scores(48, 10), 500) == [(128, 208)]
 
 
 def test_nothing_to_fetch():
     assert choose_spans(torch.zeros(0), LONG, 0, resident=[], fetch_tokens=256) == []
-    assert choose_spans(scores(8, 3), LONG, 256, resident=[(0, 256)], fetch_tokens=256) == []
-    assert choose_spans(scores(8, 3), LONG, 256, resident=[], fetch_tokens=0) == []
+    assert choose_spans(scores(16, 3), LONG, 256, resident=[(0, 256)], fetch_tokens=256) == []
+    assert choose_spans(scores(16, 3), LONG, 256, resident=[], fetch_tokens=0) == []
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 2000),
     st.sampled_from([Segments(), LONG, Segments(512, 0)]),
     st.integers(0, 600),
     st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 300)), max_size=3),
+    st.sets(st.integers(0, 2000), max_size=40),
     st.randoms(use_true_random=False),
 )
-def test_spans_are_apart_in_order_in_budget_and_not_resident(n_tokens, segments, budget, taken, random):
+def test_spans_are_apart_in_order_in_budget_and_not_resident(n_tokens, segments, budget, taken, begun, random):
     resident = [(min(first, n_tokens), min(first + n, n_tokens)) for first, n in taken]
-    values = torch.tensor([random.random() for _ in range(-(-n_tokens // 32))])
+    values = torch.tensor([random.random() for _ in range(-(-n_tokens // 16))])
+    starts = sorted(start for start in begun if start < n_tokens)
     carried = [SpanRef(first, last - first) for first, last in resident if first < last][:1]
-    found = choose_spans(values, segments, n_tokens, resident=resident, fetch_tokens=budget, carried=carried)
+    found = choose_spans(
+        values, segments, n_tokens, resident=resident, fetch_tokens=budget, carried=carried, starts=starts
+    )
     tokens = [token for ref in found for token in range(ref.first, ref.first + ref.n_tokens)]
     assert tokens == sorted(set(tokens))
     assert len(tokens) <= budget

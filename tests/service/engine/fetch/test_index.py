@@ -40,14 +40,14 @@ def test_masses_are_those_of_softmax_over_all_tokens(kv_type, n_tokens):
         wanted[place, ..., :n_tokens] = (queries[place] @ keys[layer, head].T).softmax(-1)
     wanted = wanted.unflatten(-1, (-1, SPAN_TOKENS)).sum(-1)
     torch.testing.assert_close(index.masses(queries), wanted, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(index.scores(queries), wanted.mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(index.scores(queries), wanted.pow(0.7).mean((0, 1, 2)), rtol=1e-4, atol=1e-6)
 
 
 def test_the_span_that_a_question_looks_at_comes_first():
     index, keys = filled(KVType.K8V4, 700)
     queries = torch.stack([keys[layer, head, 345] for layer, head in HEADS])[:, None, None]
     scores = index.scores(queries.expand(-1, GROUP, ROWS, -1))
-    assert scores.shape == (22,)
+    assert scores.shape == (44,)
     assert scores.argmax() == 345 // SPAN_TOKENS
 
 
@@ -59,12 +59,10 @@ def test_resident_tokens_do_not_count_for_their_span_but_take_their_share(monkey
     resident = [(0, 40), (150, 290)]
     for first, last in resident:
         wanted[..., first:last] = 0
-    spans = torch.nn.functional.pad(wanted, (0, 20)).unflatten(-1, (-1, SPAN_TOKENS)).sum(-1)
+    spans = torch.nn.functional.pad(wanted, (0, 4)).unflatten(-1, (-1, SPAN_TOKENS)).sum(-1)
     torch.testing.assert_close(index.masses(queries, resident=resident), spans, rtol=1e-4, atol=1e-7)
     found = index.scores(queries, resident)
-    assert found[0] == 0
-    assert found[1] > 0
-    assert found[6] == 0
+    assert (found == 0).tolist() == [True, True, *[False] * 8, *[True] * 8, False]
 
 
 @pytest.mark.parametrize("kv_type", [KVType.K8V4, KVType.FP16])
