@@ -1,37 +1,36 @@
 """How often what a question needs is among the tokens that are fetched for it.
 
-    python benchmarks/recall.py [--write] [--documents 12] [--device cpu]
+    python benchmarks/recall.py [--write] [--documents 12] [--segments 1024 2048 3072] [--device cpu]
 
 Reads documents of public text with planted facts in segments, asks for the facts over the first 16 and the last 256
 tokens alone, and looks whether the whole sentence with the answer is in the chosen spans. With `--write` the tables go
-to docs/recall.md. The model is computed in FP32, on a CPU about a minute per document and length of segments when the
-machine has nothing else to do; what was computed is kept in `--cache`.
+to docs/recall.md. The model is computed in FP32, on a CPU about half a minute per document and length of segments when
+the machine has nothing else to do; what was computed is kept in `--cache`.
 """
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from recall_cases import KV_TYPE, N_TOKENS, SINKS, WINDOW, Case, Question, Reader, prompts
+from recall_cases import FACTS_EACH, N_TOKENS, SINKS, WINDOW, Case, Question, Reader, prompts
 from recall_page import Table, page
 from recall_texts import WORDINGS
 from torch import Tensor
 
 from cache_store.segments import Segments
 from service.cli.config import read_settings
-from service.engine.fetch.choose import NEIGHBOURS, choose_spans
-from service.engine.fetch.index import SPAN_TOKENS, KeyIndex
-from service.engine.index_heads import read_index_heads
+from service.engine.fetch.choose import choose_spans
+from service.engine.fetch.index import SPAN_TOKENS, KeyIndex, figures_of_head
+from service.engine.index_heads import load_index_heads
+from service.engine.models.card import load_card
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recall.md"
 BUDGETS = (64, 96, 128, 192, 256, 384, 512)
 SEGMENT = 2048
-SEGMENTS = (1024, 2048, 3072)
 
 Combine = Callable[[Tensor], Tensor]
 """From masses ``[n_heads, heads per KV head, rows, n_spans]`` to a figure per span."""
@@ -39,39 +38,41 @@ Combine = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Way:
-    """How spans are scored and chosen."""
+    """How spans are scored and chosen. `neighbours` None: the sentences that a span lies in come with it."""
 
     budget: int = 256
     span_tokens: int = SPAN_TOKENS
-    neighbours: int = NEIGHBOURS
+    neighbours: int | None = None
     n_heads: int = 99
     own_rows: bool = True
-    combine: Combine = lambda masses: masses.mean((0, 1, 2))
+    combine: Combine = lambda masses: figures_of_head(masses).mean(0)
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """One or several documents as one: their segments one after the other. `firsts` are the tokens where they begin."""
+    """One or several documents as one: their segments one after the other. `firsts` are the tokens where they begin,
+    `starts` those where sentences do."""
 
     index: KeyIndex
     segments: Segments
     firsts: list[int]
+    starts: list[int]
+
+    @classmethod
+    def of(cls, reader: Reader, cases: Sequence[Case], segment_tokens: int) -> "Shelf":
+        firsts = [N_TOKENS * number for number in range(len(cases))]
+        index = KeyIndex(reader.layout, N_TOKENS * len(cases), reader.heads)
+        for first, case in zip(firsts, cases, strict=True):
+            for layer, records in case.records.items():
+                index.add(layer, first, memoryview(records), N_TOKENS)
+        starts = [first + start for first, case in zip(firsts, cases, strict=True) for start in case.starts]
+        return cls(index, Segments(segment_tokens, SINKS), firsts, starts)
 
     @property
     def resident(self) -> list[tuple[int, int]]:
-        """Only the first document's sinks and the last one's window would be resident; the others' are left out too, so
-        that no question finds what it saw."""
+        """The ends of every document: what its questions have seen shall not be found."""
         ends = [((first, first + SINKS), (first + N_TOKENS - WINDOW, first + N_TOKENS)) for first in self.firsts]
         return [part for both in ends for part in both]
-
-
-def shelf(reader: Reader, cases: Sequence[Case], segment_tokens: int) -> Shelf:
-    firsts = [N_TOKENS * number for number in range(len(cases))]
-    index = KeyIndex(reader.layout, N_TOKENS * len(cases), reader.heads)
-    for first, case in zip(firsts, cases, strict=True):
-        for layer, records in case.records.items():
-            index.add(layer, first, memoryview(records), N_TOKENS)
-    return Shelf(index, Segments(segment_tokens, SINKS), firsts)
 
 
 class Scored:
@@ -102,8 +103,9 @@ class Scored:
             self.on.index.n_tokens,
             resident=self.on.resident,
             fetch_tokens=way.budget,
+            starts=self.on.starts if way.neighbours is None else (),
             span_tokens=way.span_tokens,
-            neighbours=way.neighbours,
+            neighbours=way.neighbours or 0,
         )
         first, last = (self.on.firsts[document] + token for token in question.fact)
         return any(span.first <= first and last <= span.first + span.n_tokens for span in spans)
@@ -116,56 +118,102 @@ class Scored:
         return self._masses[key]
 
 
-def alone(reader: Reader, cases: Sequence[Case], segment_tokens: int) -> list[Scored]:
-    """Each document by itself."""
-    return [Scored(shelf(reader, [case], segment_tokens), [(0, q) for q in case.questions]) for case in cases]
-
-
-def together(reader: Reader, cases: Sequence[Case], segment_tokens: int) -> Scored:
-    """All documents as one: every question has all facts and all texts against it."""
-    asked = [(number, question) for number, case in enumerate(cases) for question in case.questions]
-    return Scored(shelf(reader, cases, segment_tokens), asked)
-
-
-def share(parts: Sequence[Scored], way: Way, wording: str = "") -> float:
-    """Of all questions on several shelves."""
-    return sum(part.share(way, wording) for part in parts) / len(parts)
-
-
-def tables(reader: Reader, read: Callable[[int], list[Case]]) -> list[Table]:
-    cases = read(SEGMENT)
-    own, one = alone(reader, cases, SEGMENT), together(reader, cases, SEGMENT)
-    both = (own, [one])
-    found = [
-        Table.of("budget", [str(budget) for budget in BUDGETS],
-                 [[share(parts, Way(budget=budget)) for parts in both] for budget in BUDGETS]),
-        Table.of("wording", [f"{w.name}: {w.what}" for w in WORDINGS],
-                 [[share(parts, Way(), w.name) for parts in both] for w in WORDINGS]),
-        Table.of("span", [f"{size} tokens, {n} on either side" for size, n in SIZES],
-                 [[share(parts, Way(span_tokens=size, neighbours=n, budget=budget)) for parts in both for budget in (128, 256)]
-                  for size, n in SIZES]),
-        Table.of("score", list(WAYS), [[share(parts, replace(way, budget=b)) for parts in both for b in (128, 256)]
-                                       for way in WAYS.values()]),
-    ]  # fmt: skip
-    return [*found, _by_segment(reader, read)]
-
-
-SIZES = ((16, 1), (16, 2), (16, 3), (32, 0), (32, 1), (32, 2), (64, 0), (64, 1))
-WAYS = {
-    "mean over the question's rows, all index heads": Way(),
+Parts = tuple[list[Scored], list[Scored]]
+"""Each document alone, and all of them as one."""
+COLUMNS = ("alone", "as one")
+PAIRS = ("alone, 128 tokens", "alone, 256", "as one, 128", "as one, 256")
+SPANS = {
+    "16 tokens, sentences": Way(),
+    "16 tokens, none around": Way(neighbours=0),
+    "16 tokens, 1 on either side": Way(neighbours=1),
+    "16 tokens, 2 on either side": Way(neighbours=2),
+    "32 tokens, sentences": Way(span_tokens=32),
+    "32 tokens, 1 on either side": Way(span_tokens=32, neighbours=1),
+    "64 tokens, sentences": Way(span_tokens=64),
+    "64 tokens, none around": Way(span_tokens=64, neighbours=0),
+}
+SCORES = {
+    "mean of p to the 0.7": Way(),
+    "the same, of all rows of the prompt, with the template's": Way(own_rows=False),
     "the same, the first index head alone": Way(n_heads=1),
-    "mean over all rows of the prompt": Way(own_rows=False),
-    "largest of the question's rows": Way(combine=lambda masses: masses.amax(2).mean((0, 1))),
-    "mean of the three largest rows": Way(combine=lambda m: m.topk(min(3, m.shape[2]), dim=2).values.mean((0, 1, 2))),
-    "mean of square roots": Way(combine=lambda masses: masses.sqrt().mean((0, 1, 2))),
-    "largest of the heads": Way(combine=lambda masses: masses.mean((1, 2)).amax(0)),
+    "mean of p": Way(combine=lambda masses: masses.mean((0, 1, 2))),
+    "mean of the square root of p": Way(combine=lambda masses: masses.sqrt().mean((0, 1, 2))),
+    "largest p of the rows": Way(combine=lambda masses: masses.amax(2).mean((0, 1))),
+    "mean of the three largest p of the rows": Way(
+        combine=lambda masses: masses.topk(min(3, masses.shape[2]), dim=2).values.mean((0, 1, 2))
+    ),
+    "larger of the heads": Way(combine=lambda masses: figures_of_head(masses).amax(0)),
+    "product of the heads": Way(combine=lambda masses: figures_of_head(masses).clamp_min(1e-7).log().mean(0).exp()),
 }
 
 
-def _by_segment(reader: Reader, read: Callable[[int], list[Case]]) -> Table:
-    rows = []
-    for segment in SEGMENTS:
-        cases = read(segment)
-        parts = alone(reader, cases, segment), [together(reader, cases, segment)]
-        rows.append([share(scored, Way(budget=budget)) for scored in parts for budget in (128, 256)])
-    return Table.of("segment", [f"{segment:,}" for segment in SEGMENTS], rows)
+def parts_of(reader: Reader, cases: Sequence[Case], segment_tokens: int) -> Parts:
+    asked = [(number, question) for number, case in enumerate(cases) for question in case.questions]
+    alone = [
+        Scored(Shelf.of(reader, [case], segment_tokens), [(0, question) for question in case.questions])
+        for case in cases
+    ]
+    return alone, [Scored(Shelf.of(reader, cases, segment_tokens), asked)]
+
+
+def shares(parts: Parts, ways: Iterable[Way], wording: str = "") -> list[float]:
+    """Alone and as one, for each way."""
+    return [sum(scored.share(way, wording) for scored in shelves) / len(shelves) for shelves in parts for way in ways]
+
+
+def tables_of(parts: Parts) -> dict[str, Table]:
+    def pairs(ways: dict[str, Way]) -> Table:
+        rows = [(name, shares(parts, [replace(way, budget=b) for b in (128, 256)])) for name, way in ways.items()]
+        return Table("", PAIRS, rows)
+
+    by_budget = [(f"{budget}", shares(parts, [Way(budget=budget)])) for budget in BUDGETS]
+    by_wording = [(f"{w.name}: {w.what}", shares(parts, [Way()], w.name)) for w in WORDINGS]
+    return {
+        "by_budget": Table("tokens", COLUMNS, by_budget),
+        "by_wording": Table("wording", COLUMNS, by_wording),
+        "by_span": pairs(SPANS),
+        "by_score": pairs(SCORES),
+    }
+
+
+def main() -> None:
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    heads = load_index_heads(arguments.model)
+    reader = Reader(arguments.model, heads, arguments.cache, arguments.device)
+    texts = prompts(reader.template, arguments.documents)
+
+    def read(segment_tokens: int) -> Parts:
+        return parts_of(reader, [reader.case(n, t, segment_tokens) for n, t in enumerate(texts)], segment_tokens)
+
+    parts = read(SEGMENT)
+    tables = tables_of(parts)
+    lengths = sorted({SEGMENT, *arguments.segments})
+    rows = [(f"{n:,}", shares(parts if n == SEGMENT else read(n), [Way(budget=128), Way(budget=256)])) for n in lengths]
+    tables["by_segment"] = Table("tokens of a segment", PAIRS, rows)
+    facts = {
+        "model": load_card(arguments.model).source,
+        "heads": ", ".join(f"{layer}/{head}" for layer, head in heads),
+        "documents": len(texts), "tokens": N_TOKENS, "segment": SEGMENT, "sinks": SINKS, "window": WINDOW,
+        "questions": sum(len(scored.asked) for scored in parts[0]), "wordings": len(WORDINGS),
+        "together": N_TOKENS * len(texts), "planted": FACTS_EACH * len(texts), "budget": Way().budget,
+    }  # fmt: skip
+    if arguments.write:
+        PAGE.write_text(page(facts, tables), "utf-8")
+    print(json.dumps(facts | {name: table.rows for name, table in tables.items()}))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=read_settings().model_dir)
+    parser.add_argument("--documents", type=int, default=12)
+    parser.add_argument("--segments", type=int, nargs="*", default=[1024, 2048, 3072], help="lengths to compare")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "recall")
+    parser.add_argument("--write", action="store_true", help="write docs/recall.md")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

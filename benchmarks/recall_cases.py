@@ -12,6 +12,7 @@ from torch import Tensor
 from cache_store.layout import KVLayout, KVType
 from cache_store.rows import take_rows
 from cache_store.segments import Segments
+from service.engine.fetch.sentences import starts_finder
 from service.engine.models.card import load_card
 from service.engine.prompt import PromptTemplate
 from service.engine.protocol import Rows
@@ -38,10 +39,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Case:
-    """A document of N_TOKENS tokens: records of the layers with index heads, and its questions."""
+    """A document of N_TOKENS tokens: records of the layers with index heads, its questions, and the tokens that begin a
+    sentence."""
 
     records: dict[int, bytes]
     questions: list[Question]
+    starts: list[int]
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,13 @@ def _prompt(template: PromptTemplate, text: str, chosen: list[Fact]) -> Prompt:
 class Reader:
     """A model on one thread, and what it has computed before."""
 
-    def __init__(self, model_dir: Path, heads: list[tuple[int, int]], folder: Path) -> None:
-        card = load_card(model_dir)
+    def __init__(self, model_dir: Path, heads: list[tuple[int, int]], folder: Path, device: str) -> None:
+        card, tokenizer = load_card(model_dir), Tokenizer.load(model_dir)
         self.layout: KVLayout = card.layout(KV_TYPE)
-        self.template = PromptTemplate(card.prompt, Tokenizer.load(model_dir))
+        self.template = PromptTemplate(card.prompt, tokenizer)
         self.heads = heads
+        self._find_starts = starts_finder(tokenizer)
+        self._device = device
         self._model_dir = model_dir
         self._runner: TorchRunner | None = None
         names = "-".join(f"{layer}.{head}" for layer, head in heads)
@@ -88,23 +93,29 @@ class Reader:
     def runner(self) -> TorchRunner:
         if self._runner is None:
             self._runner = TorchRunner.load(
-                self._model_dir, kv_type=KV_TYPE, compute_dtype="float32", n_slots=1, tail_tokens=256
+                self._model_dir,
+                kv_type=KV_TYPE,
+                compute_dtype="float32",
+                n_slots=1,
+                tail_tokens=256,
+                device=self._device,
             )
         return self._runner
 
     def case(self, number: int, prompt: Prompt, segment_tokens: int) -> Case:
         """Document `number` read in segments of `segment_tokens`."""
         path = self._folder / f"{number}-{segment_tokens}.pt"
+        starts = self._find_starts(np.array(prompt.ids)).tolist()
         if path.exists():
             kept = torch.load(path, weights_only=True)
-            return Case(kept["records"], [Question(**question) for question in kept["questions"]])
-        case = self._read(prompt, Segments(segment_tokens, SINKS))
-        kept = {"records": case.records, "questions": [vars(question) for question in case.questions]}
+            return Case(kept["records"], [Question(**question) for question in kept["questions"]], starts)
+        records, questions = self._read(prompt, Segments(segment_tokens, SINKS))
+        kept = {"records": records, "questions": [vars(question) for question in questions]}
         torch.save(kept, path.with_suffix(".new"))
         path.with_suffix(".new").rename(path)
-        return case
+        return Case(records, questions, starts)
 
-    def _read(self, prompt: Prompt, segments: Segments) -> Case:
+    def _read(self, prompt: Prompt, segments: Segments) -> tuple[dict[int, bytes], list[Question]]:
         blocks = self._prefilled(prompt.ids, segments)
         layers = sorted({layer for layer, _ in self.heads})
         records = {layer: b"".join(block[layer] for block in blocks) for layer in layers}
@@ -117,7 +128,7 @@ class Reader:
         ]
         self.runner.free_tail(slot)
         self.runner.free_document(resident)
-        return Case(records, questions)
+        return records, questions
 
     def _prefilled(self, ids: list[int], segments: Segments) -> list[list[memoryview]]:
         """Encoded blocks ``[block][layer]`` of the whole document."""

@@ -10,7 +10,18 @@ _ENDS_WITHOUT_SPACE = ("。", "！", "？")
 _CLOSING = "\"'”’»)]*_`"
 
 
-def sentence_starts(token_ids: npt.NDArray[np.integer], text_of: Callable[[int], str]) -> npt.NDArray[np.int64]:
+Starts = npt.NDArray[np.int64]
+
+
+def starts_finder(decoder: object) -> Callable[[npt.NDArray[np.integer]], Starts]:
+    """`sentence_starts` with the texts of a tokenizer's tokens. One that cannot tell their bytes gives no starts."""
+    token_bytes: Callable[[int], bytes] | None = getattr(decoder, "token_bytes", None)
+    if token_bytes is None or not getattr(decoder, "understood", True):
+        return lambda token_ids: np.empty(0, np.int64)
+    return lambda token_ids: sentence_starts(token_ids, lambda token: token_bytes(token).decode("utf-8", "replace"))
+
+
+def sentence_starts(token_ids: npt.NDArray[np.integer], text_of: Callable[[int], str]) -> Starts:
     """The places of tokens that begin a sentence or a paragraph, in order; the first token is one.
 
     `text_of` gives a token's text with the spaces that belong to it. A sentence ends with a full stop, a question or

@@ -38,7 +38,7 @@ class ColdDocument:
 
     @property
     def nbytes(self) -> int:
-        return self.index.nbytes + self.starts.nbytes if self.index is not None else 0
+        return self.index.nbytes if self.index is not None else 0
 
     def read(self, spans: Sequence[SpanRef]) -> list[list[memoryview]]:
         """The rows of spans, in order, as blocks ``[i][layer]`` of one run. Raises SnapshotMiss for damage."""
