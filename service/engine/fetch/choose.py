@@ -1,9 +1,10 @@
 """Which tokens of a document to fetch for a question, from a figure for each of its spans."""
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from cache_store.segments import Segments
@@ -24,7 +25,7 @@ def choose_spans(
     resident: Sequence[tuple[int, int]],
     fetch_tokens: int,
     carried: Sequence[SpanRef] = (),
-    starts: Sequence[int] = (),
+    starts: npt.ArrayLike = (),
     span_tokens: int = SPAN_TOKENS,
     neighbours: int = NEIGHBOURS,
 ) -> list[SpanRef]:
@@ -37,7 +38,7 @@ def choose_spans(
     left out, but for the span alone where that fits. Touching tokens of one segment become one span.
     """
     picks = _Picks(fetch_tokens, list(resident))
-    around = _Around(segments, n_tokens, starts, span_tokens, neighbours)
+    around = _Around(segments, n_tokens, np.asarray(starts, np.int64), span_tokens, neighbours)
     best = scores.sort(descending=True, stable=True)
     for place, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
         if picks.left <= 0 or score <= 0:
@@ -88,7 +89,7 @@ class _Around:
 
     segments: Segments
     n_tokens: int
-    starts: Sequence[int]
+    starts: npt.NDArray[np.int64]
     span_tokens: int
     neighbours: int
 
@@ -109,7 +110,8 @@ class _Around:
     def _wanted(self, first: int, last: int) -> tuple[int, int]:
         if not len(self.starts):
             return first - self.neighbours * self.span_tokens, last + self.neighbours * self.span_tokens
-        before, behind = bisect_right(self.starts, first) - 1, bisect_left(self.starts, last)
+        before = int(self.starts.searchsorted(first, "right")) - 1
+        behind = int(self.starts.searchsorted(last))
         low = self.starts[before] if before >= 0 else 0
         high = self.starts[behind] if behind < len(self.starts) else self.n_tokens
         return max(int(low), first - REACH), min(int(high), last + REACH)
