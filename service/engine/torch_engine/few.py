@@ -8,7 +8,6 @@ one row a sequence, what surrounds the products would otherwise take as long as 
 import torch
 from torch import Tensor
 
-from service.engine.torch_engine.attention import by_kv_head
 from service.engine.torch_engine.kv import DocumentKV, Tail
 from service.engine.torch_engine.products import FeatureProducts, TokenProducts
 from service.engine.torch_engine.scratch import Scratch
@@ -31,12 +30,13 @@ def few_rows(document: DocumentKV, n_rows: int, heads: int) -> bool:
 class TailRows:
     """Views of the tail of one sequence, per layer: where its new rows go, and what its rows attend to."""
 
-    __slots__ = ("keys", "new_keys", "new_values", "values")
+    __slots__ = ("keys", "keys_turned", "new_keys", "new_values", "values")
 
     def __init__(self, tail: Tail, n_new: int) -> None:
         end = tail.length + n_new
         self.new_keys, self.new_values = (x[:, :, tail.length : end].unbind() for x in (tail.k, tail.v))
         self.keys, self.values = (x[:, :, :end].unbind() for x in (tail.k, tail.v))
+        self.keys_turned = tail.k[:, :, :end].transpose(2, 3).unbind()
 
     @property
     def length(self) -> int:
@@ -56,21 +56,23 @@ class FewRows:
     """A step's rows on one document. `heads` query heads and `kv_heads`, both of the document's head dim."""
 
     def __init__(self, document: DocumentKV, shares: list[Share], heads: int, kv_heads: int, scratch: Scratch) -> None:
-        self._shares = shares
         self._n_rows = sum(share.n for share in shares)
-        self._heads = (kv_heads, heads // kv_heads)
         if document.can_turn and self._n_rows == len(shares):
             document.turn(TURNED_A_STEP)
         self._n_turned = document.n_turned
-        self._take(document, scratch)
+        self._heads = (kv_heads, heads // kv_heads)
+        shape = (kv_heads, heads // kv_heads * self._n_rows, document.memory.layout.head_dim)
+        self._rows, self._out = (torch.empty(shape, device=document.memory.device) for _ in range(2))
+        self._by_head, self._result = (x.view(heads, self._n_rows, shape[2]) for x in (self._rows, self._out))
+        self._take(document, shares, scratch)
         both = (document, self._side, self._p, scratch)
         self._turned = FeatureProducts(*both) if self._n_turned else None
         self._plain = TokenProducts(*both) if self._n_turned < document.memory.layout.n_layers else None
 
-    def _take(self, document: DocumentKV, scratch: Scratch) -> None:
+    def _take(self, document: DocumentKV, shares: list[Share], scratch: Scratch) -> None:
         """Memory for scores and probabilities, ``[kv_heads, rows, width]``: the document's, then those of the tails."""
         (kv_heads, group), capacity = self._heads, document.capacity
-        width = capacity + max(share.tail.length for share in self._shares)
+        width = capacity + max(share.tail.length for share in shares)
         shape, device = (kv_heads, group * self._n_rows, width), document.memory.device
         self._side = scratch.take("side", shape, torch.float32, device)
         self._p = scratch.take("p", shape, torch.float32, device)
@@ -78,47 +80,59 @@ class FewRows:
         self._side[..., capacity:] = -torch.inf
         unused = self._side[..., document.n_tokens : capacity]
         self._unused = unused if unused.numel() else None
-        self._side_of = [self._columns(self._side, share, capacity) for share in self._shares]
-        self._p_of = [self._columns(self._p, share, capacity) for share in self._shares]
-
-    def _columns(self, x: Tensor, share: Share, capacity: int) -> Tensor:
-        """The rows and tail columns of one sequence: ``[kv_heads, group, n, tail]``, a view."""
-        own = x.view(*self._heads, self._n_rows, -1)[:, :, share.first : share.first + share.n]
-        return own[..., capacity : capacity + share.tail.length]
+        each = (x.view(kv_heads, group, self._n_rows, -1) for x in (self._rows, self._out, self._side, self._p))
+        rows, out, side, p = each
+        self._tails = [_Tail(share, rows, out, side, p, capacity) for share in shares]
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """Scaled queries ``[heads, n, d]`` in, output FP32 ``[heads, n, d]``; the tails hold the new rows already."""
-        heads, _, d = q.shape
+        """Scaled queries ``[heads, n, d]`` in, output FP32 ``[heads, n, d]``; the tails hold the new rows already.
+
+        The output is overwritten by the next call.
+        """
         products = self._turned if layer < self._n_turned else self._plain
         assert products is not None
-        rows = by_kv_head(q, self._heads[0])
-        products.score(layer, rows)
+        self._by_head.copy_(q)
+        products.score(layer, self._rows)
         if self._unused is not None:
             self._unused.fill_(-torch.inf)
-        self._score_tails(layer, rows)
+        for tail in self._tails:
+            tail.score(layer)
         torch.softmax(self._side, -1, out=self._p)
-        out = products.weigh(layer)
-        self._add_tails(layer, out)
-        return out.view(heads, self._n_rows, d)
+        products.weigh(layer, self._out)
+        for tail in self._tails:
+            tail.add_values(layer)
+        return self._result
 
-    def _score_tails(self, layer: int, rows: Tensor) -> None:
-        kv_heads, _, d = rows.shape
-        grouped = rows.view(*self._heads, self._n_rows, d)
-        for share, side in zip(self._shares, self._side_of, strict=True):
-            own = grouped[:, :, share.first : share.first + share.n].reshape(kv_heads, -1, d)
-            part = torch.bmm(own, share.tail.keys[layer].transpose(1, 2)).view(side.shape)
-            if share.mask is None:
-                side.copy_(part)
-            else:
-                torch.add(part, share.mask, out=side)
 
-    def _add_tails(self, layer: int, out: Tensor) -> None:
-        """Add the tails' values, weighted, to ``[kv_heads, group * n, d]``."""
-        kv_heads, group = self._heads
-        by_row = out.view(kv_heads, group, self._n_rows, -1)
-        for share, p in zip(self._shares, self._p_of, strict=True):
-            # From no elements torch cannot infer a size: a probe that only re-feeds the last token has no tail.
-            own = p.reshape(kv_heads, group * share.n, share.tail.length)
-            values = share.tail.values[layer]
-            part = torch.bmm(own.to(values.dtype), values).view(kv_heads, group, share.n, -1)
-            by_row[:, :, share.first : share.first + share.n] += part
+class _Tail:
+    """One sequence's rows and its tail. `rows`, `out`, `side` and `p` are ``[kv_heads, group, all rows, ...]``."""
+
+    def __init__(self, share: Share, rows: Tensor, out: Tensor, side: Tensor, p: Tensor, capacity: int) -> None:
+        self._rows = share.tail
+        self._mask = share.mask
+        own = slice(share.first, share.first + share.n)
+        columns = slice(capacity, capacity + share.tail.length)
+        # One row of a sequence is a matrix over its heads as it lies, several are copied together.
+        self._single = share.n == 1
+        self._q, self._out = (x[:, :, own] for x in (rows, out))
+        self._side, self._p = (x[:, :, own, columns] for x in (side, p))
+        if self._single:
+            self._q, self._out, self._side, self._p = (x[:, :, 0] for x in (self._q, self._out, self._side, self._p))
+        # From no elements torch cannot infer a size: a probe that only re-feeds the last token has no tail.
+        self._size = (out.shape[0], out.shape[1] * share.n)
+
+    def score(self, layer: int) -> None:
+        q = self._q if self._single else self._q.reshape(*self._size, self._q.shape[-1])
+        part = torch.bmm(q, self._rows.keys_turned[layer])
+        if not self._single:
+            part = part.view(self._side.shape)
+        if self._mask is None:
+            self._side.copy_(part)
+        else:
+            torch.add(part, self._mask, out=self._side)
+
+    def add_values(self, layer: int) -> None:
+        values = self._rows.values[layer]
+        p = self._p if self._single else self._p.reshape(*self._size, self._p.shape[-1])
+        part = torch.bmm(p.to(values.dtype), values)
+        self._out.add_(part if self._single else part.view(self._out.shape))

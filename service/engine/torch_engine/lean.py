@@ -1,10 +1,10 @@
 """The forward of few rows through a Llama-shaped model, without its modules.
 
-At one row a sequence, transformers' modules cost about as much as reading the weights. Here a layer is seven
+At one row a sequence, transformers' modules and Python cost half as much as reading the weights. Here a layer is a few
 products and what lies between them: queries, keys and values in one, gate and up in one, residuals added within the
 products; RoPE, the scale of the queries and the transform of the KV type are one small matrix for each row and kind of
-head, made once a step. The weights are the modules' own (those multiplied as one become views of one tensor), so
-documents go on being prefilled through the modules.
+head, made once a step. Every layer computes in the same tensors, of which all views are made beforehand. The weights
+are the modules' own (those multiplied as one become views of one tensor): documents are prefilled through the modules.
 
 The residual stream lies feature by feature, ``[hidden, n]``: so the products give it, and for one row it is the row.
 """
@@ -23,6 +23,8 @@ from service.engine.torch_engine.plan import StepPlan
 
 log = logging.getLogger(__name__)
 
+_KEPT_ROWS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
@@ -36,6 +38,35 @@ class _Layer:
     mlp_norm: Tensor
     gate_up: SlicedWeight
     down: SlicedWeight
+
+
+class _Space:
+    """Tensors for `n` rows, overwritten in every layer, and all views of them that a layer takes."""
+
+    def __init__(self, n: int, layer: _Layer, heads: int, kv_heads: int, d: int) -> None:
+        hidden, width = len(layer.norm), layer.down.weight.shape[1]
+        all_heads = heads + 2 * kv_heads
+        self.x = torch.empty(hidden, n)
+        self.rows, self.x_out, self.x_down = self.x.t(), layer.out.slices(self.x), layer.down.slices(self.x)
+        self.normed = torch.empty(n, hidden)
+        self.qkv_columns, self.gate_up_columns = (w.columns(self.normed) for w in (layer.qkv, layer.gate_up))
+        self.qkv = torch.empty(all_heads * d, n)
+        self.qkv_slices, self.qkv_rows = layer.qkv.slices(self.qkv), self.qkv.t()
+        self.by_row = self.qkv_rows if n == 1 else torch.empty(n, all_heads * d)
+        by_head = self.by_row.view(n, all_heads, d)
+        self.normed_heads, self.heads = by_head[:, : heads + kv_heads], by_head.view(-1, kv_heads, d)
+        self.turned = torch.empty_like(self.heads)
+        turned = self.turned.view(n, all_heads, d).transpose(0, 1)
+        self.queries_keys_values = turned.split((heads, kv_heads, kv_heads))
+        self.by_kv_head = (kv_heads, heads // kv_heads * n, d)
+        attended = torch.empty(n, heads * d)
+        self.attended_by_head = attended.view(n, heads, d).transpose(0, 1)
+        self.attended_columns = layer.out.columns(attended)
+        gate_up = torch.empty(2 * width, n)
+        self.gate_up_slices = layer.gate_up.slices(gate_up)
+        self.gate, self.up = gate_up.t().split(width, 1)
+        self.hidden = torch.empty(n, width)
+        self.hidden_columns = layer.down.columns(self.hidden)
 
 
 class LeanDecoder:
@@ -53,6 +84,7 @@ class LeanDecoder:
         self._layers = [_layer(layer) for layer in model.model.layers]
         self._norm = model.model.norm.weight
         self._head = SlicedWeight(model.lm_head.weight)
+        self._spaces: dict[int, _Space] = {}
 
     @classmethod
     def of(cls, model: Any) -> "LeanDecoder | None":
@@ -65,36 +97,48 @@ class LeanDecoder:
 
     def logits(self, tokens: Tensor, positions: Tensor, plan: StepPlan, wanted: Tensor) -> Tensor:
         """Logits FP32 ``[len(wanted), vocab]`` of the rows `wanted`; `tokens` and `positions` are ``[n]``."""
-        x = F.embedding(tokens, self._embedding).t().contiguous()
+        space = self._space(len(tokens))
+        space.x.copy_(F.embedding(tokens, self._embedding).t())
         turns = self._turns(positions, plan.rotation)
+        transform = None if plan.rotation is None else plan.rotation.expand(self._kv_heads, -1, -1)
+        plan.bind(*space.queries_keys_values)
         for i, layer in enumerate(self._layers):
-            self._attend(i, layer, x, turns, plan)
-            self._mlp(layer, x)
-        return self._head.product(self._normed(x.t()[wanted], self._norm)).t().contiguous()
+            self._norm_into(space.normed, space.rows, layer.norm)
+            self._project(layer, space, turns)
+            attended = plan.attend_bound(i)
+            if transform is not None:
+                # As a batch: one product of a few rows would be shared by threads that cost more than it.
+                attended = torch.bmm(attended.view(space.by_kv_head), transform).view(attended.shape)
+            space.attended_by_head.copy_(attended)
+            layer.out.add_product(space.x_out, space.attended_columns)
+            self._norm_into(space.normed, space.rows, layer.mlp_norm)
+            layer.gate_up.product_into(space.gate_up_slices, space.gate_up_columns)
+            torch.mul(F.silu(space.gate, inplace=True), space.up, out=space.hidden)
+            layer.down.add_product(space.x_down, space.hidden_columns)
+        rows = F.rms_norm(space.rows[wanted], self._norm.shape, self._norm, self._eps)
+        return self._head.product(rows).t().contiguous()
 
-    def _attend(self, i: int, layer: _Layer, x: Tensor, turns: Tensor, plan: StepPlan) -> None:
-        n, heads, kv_heads, d = x.shape[1], self._heads, self._kv_heads, self._d
-        qkv = layer.qkv.product(self._normed(x.t(), layer.norm))
+    def _project(self, layer: _Layer, space: _Space, turns: Tensor) -> None:
+        """Queries, keys and values, with RoPE and transform, to where the plan takes them from."""
+        layer.qkv.product_into(space.qkv_slices, space.qkv_columns)
         if layer.qkv_bias is not None:
-            qkv += layer.qkv_bias
-        by_head = qkv.t().contiguous().view(n, -1, d)
+            space.qkv.add_(layer.qkv_bias)
+        if space.by_row is not space.qkv_rows:
+            space.by_row.copy_(space.qkv_rows)
         if layer.head_norm is not None:
-            normed = F.rms_norm(by_head[:, : heads + kv_heads], (d,), None, self._eps) * layer.head_norm
-            by_head = torch.cat((normed, by_head[:, heads + kv_heads :]), 1)
-        turned = torch.bmm(by_head.reshape(-1, kv_heads, d), turns).view(n, -1, d).transpose(0, 1)
-        q, k, v = turned.split((heads, kv_heads, kv_heads))
-        out = plan.attend_scaled(i, q, k, v)
-        if plan.rotation is not None:
-            # As a batch: one product of a few rows would be shared by threads that cost more than it.
-            out = torch.bmm(out.view(kv_heads, -1, d), plan.rotation.expand(kv_heads, d, d)).view(out.shape)
-        layer.out.add_product(x, out.transpose(0, 1).reshape(n, -1))
+            space.normed_heads.copy_(F.rms_norm(space.normed_heads, (self._d,), None, self._eps) * layer.head_norm)
+        torch.bmm(space.heads, turns, out=space.turned)
 
-    def _mlp(self, layer: _Layer, x: Tensor) -> None:
-        gate, up = layer.gate_up.product(self._normed(x.t(), layer.mlp_norm)).chunk(2)
-        layer.down.add_product(x, F.silu(gate, inplace=True).mul_(up).t())
+    def _norm_into(self, out: Tensor, rows: Tensor, weight: Tensor) -> None:
+        scale = rows.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
+        torch.mul(rows, scale, out=out).mul_(weight)
 
-    def _normed(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows.contiguous(), weight.shape, weight, self._eps)
+    def _space(self, n: int) -> _Space:
+        """Where `n` rows are computed: kept for the numbers of rows that come again and again."""
+        space = self._spaces.get(n) or _Space(n, self._layers[0], self._heads, self._kv_heads, self._d)
+        if n <= _KEPT_ROWS:
+            self._spaces[n] = space
+        return space
 
     def _turns(self, positions: Tensor, rotation: Tensor | None) -> Tensor:
         """What each head is multiplied by, ``[n * (groups + 2), d, d]``: `kv_heads` heads share a matrix, for every row

@@ -32,16 +32,25 @@ class SlicedWeight:
 
     def product(self, x: Tensor) -> Tensor:
         """``[n, in] -> [out, n]``."""
-        return torch.bmm(self._sliced, self._columns(x)).view(len(self.weight), len(x))
+        return torch.bmm(self._sliced, self.columns(x)).view(len(self.weight), len(x))
 
-    def add_product(self, out: Tensor, x: Tensor) -> None:
-        """Add the product with ``[n, in]`` to `out`, ``[out, n]`` and contiguous, in place."""
-        out.view(*self._shape[:2], -1).baddbmm_(self._sliced, self._columns(x))
+    def columns(self, x: Tensor) -> Tensor:
+        """What `product_into` and `add_product` multiply: ``[n, in]`` once for every slice. A view of a contiguous `x`.
 
-    def _columns(self, x: Tensor) -> Tensor:
-        """The same rows for every slice, as the columns of a column-major matrix: that is what takes the fast path."""
+        As the columns of a column-major matrix: that is what takes the fast path.
+        """
         n, width = x.shape
         return x.contiguous().as_strided((self._shape[0], width, n), (0, 1, width))
+
+    def slices(self, out: Tensor) -> Tensor:
+        """How `product_into` and `add_product` see ``[out, n]``, contiguous."""
+        return out.view(*self._shape[:2], -1)
+
+    def product_into(self, slices: Tensor, columns: Tensor) -> None:
+        torch.bmm(self._sliced, columns, out=slices)
+
+    def add_product(self, slices: Tensor, columns: Tensor) -> None:
+        slices.baddbmm_(self._sliced, columns)
 
 
 def fits(weight: Tensor) -> bool:

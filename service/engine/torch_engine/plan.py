@@ -148,10 +148,21 @@ class StepPlan:
 
     def attend_scaled(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `attend`, for queries that are scaled already."""
+        self.bind(q, k, v)
+        return self.attend_bound(layer)
+
+    def bind(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Say where scaled queries, keys and values will be: `attend_bound` takes them from there in every layer."""
         if not self._steps:
             self._steps = [_GroupStep(group, q.shape[0], k.shape[0], self.scratch) for group in self.groups]
-        outs = [step.attend(layer, q, k, v) for step in self._steps]
-        return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+        for step in self._steps:
+            step.bind(q, k, v)
+
+    def attend_bound(self, layer: int) -> Tensor:
+        """As `attend`, with what is bound. The output may be overwritten by the next call."""
+        if len(self._steps) == 1:
+            return self._steps[0].attend(layer)
+        return torch.cat([step.attend(layer) for step in self._steps], 1)
 
 
 class _GroupStep:
@@ -167,14 +178,21 @@ class _GroupStep:
             shares = [Share(tail, m.first - group.first, m.n, m.mask) for m, tail in members]
             self._few = FewRows(group.document, shares, heads, kv_heads, scratch)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write the new keys and values, attend: queries of all groups in, this group's output."""
-        for member, tail in zip(self._group.members, self._tails, strict=True):
+    def bind(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Say where all groups' queries, keys and values are, for the calls of `attend` that follow."""
+        self._q = q[:, self._group.first : self._group.first + self._group.n]
+        self._new = []
+        for member in self._group.members:
             # The re-fed token's are the document's already.
-            first, last = member.first + member.refeed, member.first + member.n
-            tail.new_keys[layer].copy_(k[:, first:last])
-            tail.new_values[layer].copy_(v[:, first:last])
-        own = q[:, self._group.first : self._group.first + self._group.n]
+            new = slice(member.first + member.refeed, member.first + member.n)
+            self._new.append((k[:, new], v[:, new]))
+
+    def attend(self, layer: int) -> Tensor:
+        """Write the new keys and values, attend: this group's output."""
+        for tail, (k, v) in zip(self._tails, self._new, strict=True):
+            tail.new_keys[layer].copy_(k)
+            tail.new_values[layer].copy_(v)
+        own = self._q
         if self._few is not None:
             return self._few.attend(layer, own)
         outs, lses = zip(*(self._tail_only(layer, i, own) for i in range(len(self._tails))), strict=True)

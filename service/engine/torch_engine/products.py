@@ -18,12 +18,12 @@ _PIECES = (1, 2, 4)
 
 
 class Products(Protocol):
-    """`score` writes the scores of scaled queries ``[kv_heads, rows, d]``; `weigh` gives the values weighted by the
-    probabilities, FP32 ``[kv_heads, rows, d]``."""
+    """`score` writes the scores of scaled queries ``[kv_heads, rows, d]``; `weigh` writes the values weighted by the
+    probabilities to FP32 ``[kv_heads, rows, d]``."""
 
     def score(self, layer: int, rows: Tensor) -> None: ...
 
-    def weigh(self, layer: int) -> Tensor: ...
+    def weigh(self, layer: int, out: Tensor) -> None: ...
 
 
 class TokenProducts:
@@ -49,10 +49,10 @@ class TokenProducts:
         torch.bmm(repeated, self._keys[layer], out=self._products)
         self._scores.copy_(self._products.view(self._scores.shape))
 
-    def weigh(self, layer: int) -> Tensor:
+    def weigh(self, layer: int, out: Tensor) -> None:
         self._weights.view(self._p.shape).copy_(self._p)
-        out = torch.bmm(self._weights, self._values[layer])
-        return out.view(*self._p.shape[:3], -1).sum(1, dtype=torch.float32)
+        parts = torch.bmm(self._weights, self._values[layer])
+        torch.sum(parts.view(*self._p.shape[:3], -1), 1, dtype=torch.float32, out=out)
 
 
 class FeatureProducts:
@@ -60,35 +60,33 @@ class FeatureProducts:
 
     def __init__(self, document: DocumentKV, scores: Tensor, p: Tensor, scratch: Scratch) -> None:
         kv_heads, rows, _ = scores.shape
-        self._capacity, self._pieces = document.capacity, pieces(kv_heads, torch.get_num_threads())
-        self._scores, self._p = scores[..., : self._capacity], p[..., : self._capacity]
+        capacity, n = document.capacity, pieces(kv_heads, torch.get_num_threads())
         turned = [document.turned(layer) for layer in range(document.n_turned)]
-        batch, d = kv_heads * self._pieces, turned[0][0].shape[1]
-        cut = (batch, d // self._pieces, self._capacity)
+        batch, d = kv_heads * n, turned[0][0].shape[1]
+        cut = (batch, d // n, capacity)
         self._keys, self._values = [k.view(cut) for k, _ in turned], [v.view(cut).transpose(1, 2) for _, v in turned]
-        self._products = scratch.take("products", (batch, rows, self._capacity), torch.float32, scores.device)
+        self._scores, self._p = scores[..., :capacity], p[:, None, :, :capacity]
+        self._products = scratch.take("products", (batch, rows, capacity), torch.float32, scores.device)
+        self._by_piece = self._products.view(kv_heads, n, rows, capacity)
+        self._pieces = list(self._by_piece.unbind(1))
+        # Small ones, filled anew in every layer: queries cut into pieces, and what comes out by piece.
+        self._rows, self._out = (torch.empty(kv_heads, n, rows, d // n, device=scores.device) for _ in range(2))
+        self._rows_flat, self._out_flat = (x.view(batch, rows, d // n) for x in (self._rows, self._out))
 
     def score(self, layer: int, rows: Tensor) -> None:
-        torch.bmm(self._cut(rows), self._keys[layer], out=self._products)
-        by_piece = self._by_piece()
-        if self._pieces == 2:
-            torch.add(by_piece[:, 0], by_piece[:, 1], out=self._scores)
+        kv_heads, n, size, _ = self._rows.shape
+        self._rows.copy_(rows.view(kv_heads, size, n, -1).transpose(1, 2))
+        torch.bmm(self._rows_flat, self._keys[layer], out=self._products)
+        if len(self._pieces) == 2:
+            torch.add(*self._pieces, out=self._scores)
         else:
-            self._scores.copy_(by_piece.sum(1) if self._pieces > 1 else by_piece[:, 0])
+            self._scores.copy_(self._by_piece.sum(1) if len(self._pieces) > 1 else self._pieces[0])
 
-    def weigh(self, layer: int) -> Tensor:
-        self._by_piece().copy_(self._p[:, None])
-        out = torch.bmm(self._products, self._values[layer])
-        kv_heads, rows, _ = self._p.shape
-        return out.view(kv_heads, self._pieces, rows, -1).transpose(1, 2).reshape(kv_heads, rows, -1)
-
-    def _cut(self, rows: Tensor) -> Tensor:
-        """``[kv_heads, rows, d] -> [kv_heads * pieces, rows, d / pieces]``."""
-        kv_heads, n, _ = rows.shape
-        return rows.view(kv_heads, n, self._pieces, -1).transpose(1, 2).reshape(kv_heads * self._pieces, n, -1)
-
-    def _by_piece(self) -> Tensor:
-        return self._products.view(-1, self._pieces, *self._p.shape[1:])
+    def weigh(self, layer: int, out: Tensor) -> None:
+        self._by_piece.copy_(self._p)
+        torch.bmm(self._products, self._values[layer], out=self._out_flat)
+        kv_heads, n, size, _ = self._out.shape
+        out.view(kv_heads, size, n, -1).copy_(self._out.transpose(1, 2))
 
 
 def pieces(kv_heads: int, threads: int) -> int:

@@ -35,10 +35,12 @@ def test_every_linear_of_a_model_is_replaced_and_shares_its_weights():
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_product_is_added_in_place(rows):
     weight, x, out = torch.randn(10, 32), torch.randn(rows, 32), torch.randn(10, rows)
-    expected = out + weight @ x.t()
-    SlicedWeight(weight).add_product(out, x)
+    expected, sliced = out + weight @ x.t(), SlicedWeight(weight)
+    sliced.add_product(sliced.slices(out), sliced.columns(x))
     torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(SlicedWeight(weight).product(x), weight @ x.t())
+    sliced.product_into(sliced.slices(out), sliced.columns(x))
+    torch.testing.assert_close(out, weight @ x.t())
+    assert torch.equal(sliced.product(x), out)
 
 
 @pytest.mark.parametrize(
