@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.fidelity_parts import facts, keep
+from benchmarks.fidelity_parts import facts, keep, texts
 from benchmarks.fidelity_parts.documents import make_documents
 from benchmarks.fidelity_parts.fetch import SPAN_TOKENS, chosen
 from benchmarks.fidelity_parts.keep import Budget
@@ -123,9 +123,10 @@ def test_the_page_and_the_plot_show_the_figures(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @torch.inference_mode()
-def test_selection_on_the_demo_model(demo_model: Path) -> None:
-    """One short document: everything kept is the whole cache; a quarter of the rows keeps the facts when it is chosen
-    by replay, and not when the worst rows are chosen; a window needs fetch."""
+def test_selection_on_the_demo_model(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One short document: everything kept is the whole cache; a sixteenth of the rows keeps the facts when it is chosen
+    by replay, and not when each head keeps as many rows that lie a few tokens off; a window needs fetch."""
+    monkeypatch.setattr(texts, "_pages", lambda: iter(()))  # so that the document does not change with the project's
     reader = Reader(demo_model, "cpu")
     (document,) = make_documents(reader.tokenizer, reader.prompt, 1, 800, seed=0, n_each=2)
     single = [q for q in document.questions if q.kind in ("prose", "code", "uuid")]
@@ -135,16 +136,16 @@ def test_selection_on_the_demo_model(demo_model: Path) -> None:
     for measured in trial.references():
         collected.add(measured)
     kv, scores = trial.kv, trial.looked["replay"].scores
-    all_rows, quarter, eighth = (Budget.of(kv.n_tokens, ratio) for ratio in (1, 4, 8))
+    all_rows, few, eighth = (Budget.of(kv.n_tokens, ratio) for ratio in (1, 16, 8))
     collected.add(trial.measured("uniform", 1, keep.uniform(kv, scores, all_rows)))
-    collected.add(trial.measured("per head", 4, keep.ragged(kv, scores, quarter)))
-    collected.add(trial.measured("worst", 4, keep.ragged(kv, -scores, quarter)))
+    collected.add(trial.measured("per head", 16, keep.ragged(kv, scores, few)))
+    collected.add(trial.measured("a few tokens off", 16, keep.ragged(kv, scores.roll(7, -1), few)))
     window = keep.window(kv, eighth)
     collected.add(trial.measured("window", 8, window))
-    collected.add(trial.with_fetch("window + fetch", 8, window, 128))
+    collected.add(trial.with_fetch("window + fetch", 8, window, 192))
     at = {line.method: line for line in collected.lines()}
     assert at["uniform"].mean_kl < 1e-6
     for group in ("prose", "strings"):
         recovered = {method: line.groups[group].recovery for method, line in at.items()}
-        assert recovered["per head"] > max(0.9, recovered["worst"] + 0.3), recovered
-        assert recovered["window + fetch"] > max(0.6, recovered["window"] + 0.3), recovered
+        assert recovered["per head"] > max(0.9, recovered["a few tokens off"] + 0.15), recovered
+        assert recovered["window + fetch"] > max(0.9, recovered["window"] + 0.3), recovered
