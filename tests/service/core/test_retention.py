@@ -102,15 +102,18 @@ def test_presets_are_wishes_that_can_be_had(text):
 @given(
     n_tokens=st.integers(1, 300_000),
     sink=st.integers(4, 600),
+    summary=st.sampled_from([0, 300]),
     window=st.integers(1, 900),
     multiple=st.sampled_from([1, 256]),
     segment=st.integers(256, 5000),
     context=st.sampled_from([2048, 4096, 8192]),
 )
-def test_segments_lie_within_the_context_and_hold_every_token(n_tokens, sink, window, multiple, segment, context):
+def test_segments_lie_within_the_context_and_hold_every_token(
+    n_tokens, sink, summary, window, multiple, segment, context
+):
     engine, bounds = info(max_context=context, sink_multiple=multiple), Bounds(512, segment)
     try:
-        policy = resolve(n_tokens, wish(sink, 0, window), engine, bounds)
+        policy = resolve(n_tokens, wish(sink, summary, window), engine, bounds)
     except Invalid:
         return
     assert policy.next_position(n_tokens) + 512 <= context
@@ -145,5 +148,5 @@ def test_what_the_engine_is_told():
     assert stored_policy(None) == FULL
     policy = resolve(20_000, parse_wish("balanced"), info(), BOUNDS)
     assert policy.retention == Retention(16, 1024, 512, 2048, 256)
-    assert (policy.next_position(20_000), policy.n_kept) == (16 + 2048, 1552)
+    assert (policy.next_position(20_000), policy.n_kept) == (16 + 2048 + 256, 1552)
     assert resolve(5000, parse_wish("small"), info(), BOUNDS).next_position(5000) == 5000

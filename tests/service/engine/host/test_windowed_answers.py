@@ -215,11 +215,11 @@ def test_a_resident_canary_that_disagrees_is_a_miss_of_the_rows_alone(lab):
 
 
 def test_room_counts_positions_and_what_may_be_fetched(lab):
-    start(lab, TOKENS, tail_tokens=120, max_context=400)
+    start(lab, TOKENS, tail_tokens=120, max_context=656)
     assert lab.done(ask(lab, TOKENS, range(1, 11), max_tokens=500)).completion_tokens == 120 - 96 - 10
     refusal = lab.failed(ask(lab, TOKENS, range(1, 30)))
     assert refusal.code == "too_long"
-    assert "behind a document of 264" in refusal.detail
+    assert "behind a document of 520" in refusal.detail
 
 
 def test_without_index_heads_nothing_is_fetched(lab):

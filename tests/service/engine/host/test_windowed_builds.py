@@ -8,6 +8,7 @@ from cache_store.errors import MissReason
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.reader import SnapshotReader
 from service.engine.fake_rows import FakeRows
+from service.engine.host.kept import QUESTION_GAP
 from service.engine.messages import BuildProgress, DocumentRef
 from tests.service.engine.host.windowed import N_ROWS, N_TOKENS, RETENTION, TOKENS, build_until, built
 
@@ -73,7 +74,7 @@ def test_the_resident_rows_are_bytes_of_the_cold_ones(lab):
     built(lab.build(tokens=TOKENS, retention=RETENTION))
     with opened(lab, RESIDENT) as reader:
         assert reader.token_ids.tolist() == [*TOKENS[:8], *[0] * 24, *TOKENS[-40:]]
-        assert (reader.next_position, reader.last_position) == (264, 8 + N_TOKENS - 768 - 1)
+        assert (reader.next_position, reader.last_position) == (264 + QUESTION_GAP, 8 + N_TOKENS - 768 - 1)
     for layer in range(2):
         cold, rows = rows_of(lab, COLD, layer), rows_of(lab, RESIDENT, layer)
         assert np.array_equal(rows[:, :8], cold[:, :8])
@@ -269,10 +270,10 @@ def test_all_of_a_document_as_rows_answers_like_the_whole_document(lab):
 
 
 def test_a_document_beyond_the_budget_and_the_context_is_built(lab):
-    lab.start(max_context=400, tail_tokens=128)
+    lab.start(max_context=656, tail_tokens=128)
     budget = lab.runner.document_nbytes(264)
     lab.host.close()
-    lab.start(max_context=400, tail_tokens=128, budget=budget)
+    lab.start(max_context=656, tail_tokens=128, budget=budget)
     assert lab.host.info.resident_tokens == 264
     assert lab.failed(lab.build(tokens=TOKENS)).code == "too_long"
     done = built(lab.build(tokens=TOKENS, retention=RETENTION))
@@ -309,3 +310,14 @@ def test_a_whole_document_and_a_windowed_one_are_not_taken_for_each_other(lab):
     assert built(lab.build(tokens=TOKENS)).prefilled_tokens == N_TOKENS
     lab.done(lab.ask(tokens=TOKENS))
     assert lab.failed(lab.ask(tokens=TOKENS, retention=replace(RETENTION, window_tokens=48))).code == "snapshot_miss"
+
+
+@pytest.mark.parametrize(
+    ("changes", "position"),
+    [({}, 264 + QUESTION_GAP), ({"summary_tokens": 0}, 264), ({"segment_tokens": 0}, N_TOKENS)],
+)
+def test_a_question_begins_behind_a_gap_where_slots_of_several_segments_share_places(lab, changes, position):
+    lab.start()
+    built(lab.build(tokens=TOKENS, retention=replace(RETENTION, **changes)))
+    with opened(lab, RESIDENT) as reader:
+        assert reader.next_position == position
