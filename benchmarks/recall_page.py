@@ -49,7 +49,7 @@ cellar", "the mill archive").
 ## What comes with a span
 
 The best spans come with what is around them. Sentences: from where a sentence begins to where one ends, at most 48
-tokens on either side.
+tokens on either side. This table and the next are over every third question.
 
 {by_span}
 
@@ -60,4 +60,7 @@ are joined by the mean of p to the power of 0.7. What else was tried, over the s
 
 {by_score}
 
-{by_segment}"""
+## By length of segments
+
+{by_segment}
+"""

@@ -1,6 +1,6 @@
 """Which tokens of a document to fetch for a question, from a figure for each of its spans."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,8 @@ NEIGHBOURS = 2
 """Spans on either side of a good one that come with it where nothing is known of sentences."""
 REACH = 48
 """Tokens on either side of a good span that come with it at most, where its sentences are longer."""
+_PATIENCE = 4
+"""Spans that do not fit any more before the rest of the budget stays unused: shorter ones far down say nothing."""
 
 
 def choose_spans(
@@ -32,23 +34,26 @@ def choose_spans(
     """Tokens to fetch, at most `fetch_tokens` of them: in order, apart from each other, none of them resident.
 
     `scores`: one per span of `span_tokens`, 0 for those that are of no interest. The best spans come first, each with
-    the sentences it lies in, within its segment: `starts` are the tokens that begin one, in order; without any,
-    `neighbours` spans on either side come with it. Then `carried` ones (those of the last turn) follow while there is
+    the sentences it lies in: `starts` are the tokens that begin one, in order; without any, `neighbours` spans on
+    either side come with it, within its segment. Then `carried` ones (those of the last turn) follow while there is
     room. Of what is partly in `resident`, ranges ``[first, last)``, only the rest is taken. What does not fit whole is
-    left out, but for the span alone where that fits. Touching tokens of one segment become one span.
+    left out; only the best span comes without its sentences rather than not at all. Touching tokens of one segment
+    become one span.
     """
     picks = _Picks(fetch_tokens, list(resident))
     around = _Around(segments, n_tokens, np.asarray(starts, np.int64), span_tokens, neighbours)
     best = scores.sort(descending=True, stable=True)
+    skipped = 0
     for place, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        if picks.left <= 0 or score <= 0:
+        if score <= 0 or picks.left < span_tokens or skipped == _PATIENCE:
             break
-        for first, last in around.of(place):
-            if picks.add(first, last):
-                break
+        if not picks.add(*around.with_sentences(place)):
+            skipped += 1
+            if not picks.ranges:
+                picks.add(*around.alone(place))
     for ref in sorted(carried):
         picks.add(ref.first, min(ref.first + ref.n_tokens, n_tokens))
-    return _merged(picks.ranges, {last for _, last in segments.ranges(n_tokens)})
+    return _merged(picks.ranges, segments.ranges(n_tokens))
 
 
 @dataclass(slots=True)
@@ -93,34 +98,37 @@ class _Around:
     span_tokens: int
     neighbours: int
 
-    def of(self, place: int) -> Iterator[tuple[int, int]]:
-        """Tokens ``[first, last)`` of a span with what is around it, then of the span alone."""
+    def alone(self, place: int) -> tuple[int, int]:
+        """The tokens ``[first, last)`` of a span."""
         first = place * self.span_tokens
-        last = min(first + self.span_tokens, self.n_tokens)
-        begin, end = self._segment(first)
-        low, high = self._wanted(first, last)
-        yield max(low, begin), min(high, end)
-        yield first, last
+        return first, min(first + self.span_tokens, self.n_tokens)
 
-    def _segment(self, token: int) -> tuple[int, int]:
-        size = self.segments.segment_tokens or self.n_tokens
-        begin = token // size * size
-        return begin, min(begin + size, self.n_tokens)
-
-    def _wanted(self, first: int, last: int) -> tuple[int, int]:
+    def with_sentences(self, place: int) -> tuple[int, int]:
+        """Those, and what is around them. A sentence goes on in the next segment, neighbours do not."""
+        first, last = self.alone(place)
         if not len(self.starts):
-            return first - self.neighbours * self.span_tokens, last + self.neighbours * self.span_tokens
+            begin, end = self._segment(first)
+            reach = self.neighbours * self.span_tokens
+            return max(first - reach, begin), min(last + reach, end)
         before = int(self.starts.searchsorted(first, "right")) - 1
         behind = int(self.starts.searchsorted(last))
         low = self.starts[before] if before >= 0 else 0
         high = self.starts[behind] if behind < len(self.starts) else self.n_tokens
         return max(int(low), first - REACH), min(int(high), last + REACH)
 
+    def _segment(self, token: int) -> tuple[int, int]:
+        size = self.segments.segment_tokens or self.n_tokens
+        begin = token // size * size
+        return begin, min(begin + size, self.n_tokens)
 
-def _merged(ranges: Sequence[tuple[int, int]], ends: set[int]) -> list[SpanRef]:
+
+def _merged(ranges: Sequence[tuple[int, int]], segments: Sequence[tuple[int, int]]) -> list[SpanRef]:
+    """In order, touching ones joined, none in two segments."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
-        if merged and merged[-1][1] == first and first not in ends:
-            first = merged.pop()[0]
-        merged.append((first, last))
+        for begin, end in segments:
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                joins = merged and merged[-1][1] == low and low != begin
+                merged.append((merged.pop()[0] if joins else low, high))
     return [SpanRef(first, last - first) for first, last in merged]

@@ -36,16 +36,25 @@ def test_without_sentences_neighbours_come_with_the_best_spans():
     assert chosen(scores(48, 10, 20), 160) == [(128, 208), (288, 368)]
 
 
-def test_what_does_not_fit_whole_comes_without_what_is_around_it():
-    assert chosen(scores(48, 10, 20), 100) == [(128, 208), (320, 336)]
+def test_what_does_not_fit_whole_is_left_out_but_for_the_best_span():
+    assert chosen(scores(48, 10, 20), 100) == [(128, 208)]
     assert chosen(scores(48, 10, 20), 16) == [(160, 176)]
     assert chosen(scores(48, 10, 20), 15) == []
 
 
-def test_nothing_comes_from_another_segment():
+def test_a_shorter_sentence_further_down_takes_the_room_that_is_left():
+    starts = [0, 170, 200, 310, 350, 440, 470]
+    assert chosen(scores(48, 11, 20, 28), 60, starts=starts) == [(170, 200), (440, 470)]
+
+
+def test_neighbours_of_another_segment_stay_out():
     assert chosen(scores(48, 15), 48) == [(208, 256)]
     assert chosen(scores(48, 16), 48) == [(256, 304)]
-    assert chosen(scores(48, 15), 60, starts=[0, 230, 290]) == [(230, 256)]
+
+
+def test_a_sentence_that_goes_on_in_the_next_segment_is_fetched_from_both():
+    assert chosen(scores(48, 15), 60, starts=[0, 230, 290]) == [(230, 256), (256, 290)]
+    assert chosen(scores(48, 17), 60, starts=[0, 230, 290]) == [(230, 256), (256, 290)]
 
 
 def test_touching_spans_become_one_but_not_across_segments():
