@@ -19,6 +19,7 @@ N_PAGES = 26
 RARE = "@#~" * 24
 """Only the page it is on has such bytes, and a question of them."""
 RENT = "When is rent due?"
+KEPT = '{"sink_tokens": 16, "summary_tokens": 256, "window_tokens": 128}'
 
 
 def document(n_pages: int = N_PAGES, marked: int = 9) -> bytes:
@@ -79,7 +80,7 @@ def test_the_passage_that_a_question_needs_is_fetched_and_its_page_named(server,
 
 @pytest.mark.model
 def test_answers_are_the_same_before_and_after_a_restart(hashing: Server):
-    read = hashing.ready(document(), retention="balanced")
+    read = hashing.ready(document(), retention=KEPT)
     never_stopped, stopped = (hashing.session(read["id"]) for _ in range(2))
     first, second = (hashing.ask(never_stopped, question, max_tokens=12) for question in (RARE, RENT))
     assert hashing.ask(stopped, RARE, max_tokens=12)["answer"] == first["answer"]
@@ -97,7 +98,7 @@ def test_answers_are_the_same_before_and_after_a_restart(hashing: Server):
 @pytest.mark.model
 @pytest.mark.parametrize("kind", ["documents", "residents"])
 def test_damage_is_told_and_only_what_was_lost_is_made_again(hashing: Server, kind: str):
-    read = hashing.ready(document(marked=7), retention="balanced")
+    read = hashing.ready(document(marked=7), retention=KEPT)
     before = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
     hashing.stop()
     (directory,) = (hashing.store / "snapshots").glob(f"*/{kind}/{read['id']}/*")
