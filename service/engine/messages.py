@@ -151,7 +151,8 @@ class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
     `reused_tokens`: tokens whose KV was used without computing it (document and earlier turns).
     `prefilled_tokens`: tokens computed once for this answer. `miss_reason`: of an earlier turn's KV, or None.
     `spans`: cold tokens of a windowed document that were fetched for this question, in order; `fetch_ms`: what finding
-    and copying them took; `first_pass_tokens`: the question's tokens that were computed once more, to find them.
+    and copying them took; `first_pass_tokens`: tokens of the question, and of the turn before, that were computed once
+    more to find them.
     """
 
     source: str

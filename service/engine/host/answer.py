@@ -154,8 +154,7 @@ class Answer:
         if fetcher is None:
             return NOTHING
         request = self._request
-        carried = request.turns[-1].spans if request.turns else ()
-        return fetcher.fetch(document, tail, request.prompt_ids, carried)
+        return fetcher.fetch(document, tail, request.prompt_ids, request.turns[-1] if request.turns else None)
 
     def _start(self, placed: _Placed, fetched: Fetched, queue_ms: float) -> None:
         self._cancel.check()

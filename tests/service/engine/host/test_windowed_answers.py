@@ -123,6 +123,26 @@ def test_a_turn_that_saw_other_spans_is_another_turn(lab):
     assert (started.miss_reason, started.prefilled_tokens) == ("checksum", len(other.token_ids) + 1)
 
 
+def test_a_follow_up_looks_for_what_the_turn_before_named(lab):
+    tokens = with_mark(530)
+    tokens[700] = MARK + 1
+    start(lab, tokens)
+    first = ask(lab, tokens, [MARK], kv_id="k1", max_tokens=1)
+    before = TurnRef("k1", lab.done(first).token_ids, lab.started(first).spans)
+    started = lab.started(ask(lab, tokens, [9, 4], [before]))
+    assert holds(started.spans, 530)
+    assert (started.first_pass_tokens, started.prefilled_tokens) == (len(before.token_ids) + 2, 2)
+    other = lab.started(ask(lab, tokens, [MARK + 1], [before])).spans
+    assert holds(other, 700)
+
+
+def test_what_is_looked_for_again_stays_within_the_context(lab):
+    start(lab, TOKENS, max_context=264 + 20, tail_tokens=200)
+    before = TurnRef("", list(range(2, 12)), [])
+    started = lab.started(ask(lab, TOKENS, [9, 4], [before], max_tokens=3))
+    assert started.first_pass_tokens == 2 + 8
+
+
 def test_room_for_what_an_earlier_turn_saw(lab):
     start(lab, TOKENS, tail_tokens=200)
     lost = TurnRef("", [4, 5], [SpanRef(96, 150)])
