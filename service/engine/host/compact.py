@@ -136,7 +136,8 @@ class Compaction:
 
     def _replay_tokens(self) -> int:
         """Tokens to repeat at a time: what is repeated follows the segment within the model's context."""
-        room = self._context.runner.limits.max_context - self._kept.next_position - len(self._context.replay_ids)
+        n_rows = scratch_rows(self._kept.segments, self._kept.n_tokens)
+        room = self._context.runner.limits.max_context - n_rows - len(self._context.replay_ids)
         return max(min(REPLAY_TOKENS, room), MIN_REPLAY_TOKENS)
 
     def _check_cold(self, entry: ResidentDocument, reader: SnapshotReader) -> None:

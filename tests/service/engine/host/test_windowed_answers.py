@@ -137,7 +137,7 @@ def test_a_follow_up_looks_for_what_the_turn_before_named(lab):
 
 
 def test_what_is_looked_for_again_stays_within_the_context(lab):
-    start(lab, TOKENS, max_context=264 + 20, tail_tokens=200)
+    start(lab, TOKENS, max_context=520 + 20, tail_tokens=200)
     before = TurnRef("", list(range(2, 12)), [])
     started = lab.started(ask(lab, TOKENS, [9, 4], [before], max_tokens=3))
     assert started.first_pass_tokens == 2 + 8
