@@ -1,7 +1,7 @@
 """Builds one snapshot: blocks go to their final place as they come, publishing adds the manifest and renames.
 
 Publish order: shards, fsync, manifest, fsync, rename, fsync. A document's build keeps a journal, so that
-it goes on after a crash; a turn or resident rows are written in one go and are not worth one.
+it goes on after a crash; a turn, resident rows or slots are written in one go and are not worth one.
 """
 
 import os

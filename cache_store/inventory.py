@@ -6,7 +6,7 @@ from pathlib import Path
 from cache_store.area import Area
 from cache_store.disk import names_in, tree_size
 from cache_store.errors import CacheStoreError, MissReason, SnapshotMiss
-from cache_store.keys import EntryName, SnapshotKey, parse_flat
+from cache_store.keys import DIRECTORIES, EntryName, SnapshotKey, parse_flat
 from cache_store.quarantine import read_note
 from cache_store.reader import SnapshotReader
 from cache_store.stored import read_stored_manifest
@@ -16,7 +16,7 @@ from cache_store.stored import read_stored_manifest
 class EntryInfo:
     """One snapshot directory. `state`: `published`, `building` or `quarantined`.
 
-    `reason` is why it was quarantined. `n_tokens` (of a resident snapshot its rows), `kv_type`, `created_at` and
+    `reason` is why it was quarantined. `n_tokens` (of resident rows and slots the rows), `kv_type`, `created_at` and
     `n_segments` are those of a readable manifest, else None.
     """
 
@@ -50,10 +50,10 @@ def published(area: Area, key: SnapshotKey | None = None) -> list[EntryName]:
         return _named(key, names_in(area.snapshots.joinpath(*key.parts)))
     found: list[EntryName] = []
     for owner in names_in(area.snapshots):
-        for kind in names_in(area.snapshots / owner):
-            for snapshot_id in names_in(area.snapshots / owner / kind):
+        for kind, directory in DIRECTORIES.items():
+            for snapshot_id in names_in(area.snapshots / owner / directory):
                 try:
-                    one = SnapshotKey(owner, kind.removesuffix("s"), snapshot_id)
+                    one = SnapshotKey(owner, kind, snapshot_id)
                 except ValueError:
                     continue
                 found += published(area, one)

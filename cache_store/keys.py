@@ -5,14 +5,17 @@ from dataclasses import dataclass
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-KINDS = ("document", "resident", "turn")
-_SOURCES = {"resident": "document"}
+DIRECTORIES = {"document": "documents", "resident": "residents", "slots": "slots", "turn": "turns"}
+"""Of each kind the directory below an owner's."""
+KINDS = tuple(DIRECTORIES)
+_SOURCES = {"resident": "document", "slots": "document"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SnapshotKey:
-    """Whose snapshot of what: a `document`, the `resident` rows of a windowed one (under the same id), or one `turn`
-    of a session. Two owners never share a key.
+    """Whose snapshot of what: a `document`, of a windowed one (under the same id) the `resident` rows that all heads
+    share and the summary `slots` that each head has for itself, or one `turn` of a session. Two owners never share a
+    key.
 
     Raises ValueError for ids other than 1 to 64 letters, digits, ``_`` and ``-``.
     """
@@ -31,7 +34,7 @@ class SnapshotKey:
     @property
     def parts(self) -> tuple[str, str, str]:
         """Directories below the store's `snapshots` that lead to this key."""
-        return self.owner_id, f"{self.kind}s", self.id
+        return self.owner_id, DIRECTORIES[self.kind], self.id
 
     @property
     def text(self) -> str:

@@ -17,6 +17,7 @@ from cache_store.keys import SnapshotKey
 from cache_store.layout import LAYOUT_VERSION, KVLayout, KVType
 from cache_store.segments import WHOLE, BlockTable, Count, Offset, Segments
 from cache_store.shards import FORMAT_VERSION
+from cache_store.slots import SlotCounts
 
 MANIFEST_NAME = "manifest.json"
 
@@ -68,8 +69,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     `next_position` is where a question starts. `checksums`: little-endian xxh3-64 of each record, block-major
     ``[n_blocks, n_layers]``. `shard_nbytes`: length of each shard. `page_map`: pages as [first, last) token
-    ranges. `retention`: how a document of several segments is cut. For a resident snapshot tokens are rows, and the
-    positions of the block table count rows.
+    ranges. `retention`: how a document of several segments is cut. For resident rows and slots tokens are rows, and
+    the positions of the block table count rows.
     """
 
     format_version: int = FORMAT_VERSION
@@ -118,6 +119,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def resident_rows(self) -> ResidentRows | None:
         raw = self.sections.get("resident")
         return None if raw is None else msgspec.json.decode(raw, type=ResidentRows)
+
+    @property
+    def slots(self) -> SlotCounts | None:
+        raw = self.sections.get("slots")
+        return None if raw is None else msgspec.json.decode(raw, type=SlotCounts)
 
     @property
     def segments(self) -> Segments:

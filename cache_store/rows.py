@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cache_store.layout import KVLayout
+from cache_store.slots import slot_layout, stored_rows
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[Any]
@@ -37,6 +38,32 @@ def take_rows(
             for part, out in zip(parts, taken, strict=True):
                 out[heads, columns] = part[block, heads, row]
     return [_record(taken, first, layout) for first in range(0, places.shape[1], layout.block_tokens)]
+
+
+def take_head_rows(
+    records: memoryview | Sequence[memoryview],
+    n_tokens: int,
+    layout: KVLayout,
+    head: int,
+    rows: npt.NDArray[np.integer[Any]],
+) -> list[memoryview]:
+    """The picked rows of one head, as its records of a snapshot of slots: of `slot_layout(layout)`, the last filled up
+    by repeating the last row; none without rows.
+
+    `records` and `n_tokens` are those of `take_rows`; `rows`: places among these tokens, int ``[n]``. Raises ValueError
+    as `take_rows` does, and for a head that is none.
+    """
+    if not 0 <= head < layout.n_kv_heads or rows.ndim != 1:
+        raise ValueError(f"rows [n] of one of {layout.n_kv_heads} heads, not {list(rows.shape)} of head {head}")
+    own = slot_layout(layout)
+    places = _places(np.pad(rows, (0, stored_rows(len(rows)) - len(rows)), "edge") if len(rows) else rows, n_tokens, own)
+    taken = [np.empty(places.shape, dtype) for dtype in _row_types(own)]
+    for first, last, parts in _blocks(records, n_tokens, layout):
+        columns = np.nonzero((places[0] >= first) & (places[0] < last))[0]
+        block, row = np.divmod(places[0, columns] - first, layout.block_tokens)
+        for part, out in zip(parts, taken, strict=True):
+            out[0, columns] = part[block, head, row]
+    return [_record(taken, first, own) for first in range(0, places.shape[1], own.block_tokens)]
 
 
 def _places(rows: npt.NDArray[np.integer[Any]], n_tokens: int, layout: KVLayout) -> Rows:

@@ -20,6 +20,7 @@ from cache_store.quarantine import QuarantineNote, set_aside
 from cache_store.reader import SnapshotReader
 from cache_store.removal import discard_all
 from cache_store.segments import WHOLE, Segments
+from cache_store.slots import Counts
 from cache_store.stored import read_stored_manifest
 from cache_store.subject import BuildSubject
 from cache_store.sweep import QUARANTINE_S, SweepReport, sweep
@@ -97,21 +98,23 @@ class SnapshotStore:
         segments: Segments = WHOLE,
         next_position: int | None = None,
         last_position: int | None = None,
+        slot_counts: Counts | None = None,
     ) -> SnapshotBuilder:
         """A builder holding the one-writer lock; it goes on from a journal of the very same snapshot.
 
         `first_position` is the position of the first token (a turn's follow others), `segments` how a document is cut.
         A resident snapshot is one of rows: `token_ids` has one id for each, and `next_position` and `last_position` are
-        given, which follow from the tokens for all others.
+        given, which follow from the tokens for all others. One of slots is of rows too, as `cache_store.slots` says,
+        with `slot_counts`.
         Raises BuildLocked, BudgetExceeded (with the numbers, nothing written), StorageFailed, ValueError for no or
-        impossible tokens or positions, and for segments that are not whole blocks.
+        impossible tokens, positions or counts, and for segments that are not whole blocks.
         """
         tokens = np.asarray(token_ids, dtype=np.int64)
         if not tokens.size or tokens.min() < 0 or tokens.max() >= 1 << 31:
             raise ValueError("a snapshot has at least one token, and token ids are 31-bit numbers")
         name = EntryName(key, fingerprint.digest)
         stored = tokens.astype("<i4")
-        places = (first_position, segments, next_position, last_position)
+        places = (first_position, segments, next_position, last_position, slot_counts)
         subject = BuildSubject(name, fingerprint, layout, stored, context_digest, *places)
         with storage_errors("locking a snapshot"):
             lock = BuildLock(self._area.lock(name))
@@ -129,7 +132,7 @@ class SnapshotStore:
 
     def delete(self, key: SnapshotKey) -> Removed:
         """Remove a key's snapshots, builds and quarantined copies, and those of what was made from them (a document's
-        resident rows); a second call removes nothing.
+        resident rows and slots); a second call removes nothing.
 
         Open readers keep their bytes. A build that runs meanwhile fails when it publishes.
         """

@@ -18,10 +18,11 @@ from cache_store.layout import LAYOUT_VERSION, KVLayout
 from cache_store.manifest import MANIFEST_NAME, Manifest, SegmentFields, enveloped
 from cache_store.segments import WHOLE
 from cache_store.shards import FORMAT_VERSION
+from cache_store.slots import check_slots
 
 MANIFEST_LIMIT = 32 << 20
 """Bytes a manifest may have; that of a million tokens of an 80-layer model has 4 MB."""
-SECTIONS = frozenset({"canary", "resident"})
+SECTIONS = frozenset({"canary", "resident", "slots"})
 """Optional sections this version understands; any other makes the snapshot a miss (`version`)."""
 _FIELDS = frozenset(Manifest.__struct_fields__)
 _RETENTION = frozenset(SegmentFields.__struct_fields__)
@@ -96,7 +97,7 @@ def decode_manifest(data: bytes) -> Manifest:
     _check_version(body)
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-        _ = manifest.canary, manifest.resident_rows, manifest.segments
+        _ = manifest.canary, manifest.resident_rows, manifest.slots, manifest.segments
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise SnapshotMiss(MissReason.CHECKSUM, f"the manifest is not valid: {error}") from None
     _check_counts(manifest)
@@ -141,6 +142,7 @@ def _check_counts(manifest: Manifest) -> None:
     if table.n_tokens != layout.block_lengths(manifest.n_tokens):
         raise SnapshotMiss(MissReason.CHECKSUM, "the blocks do not add up to the tokens")
     _check_positions(manifest, layout)
+    _check_slots(manifest, layout)
 
 
 def _check_positions(manifest: Manifest, layout: KVLayout) -> None:
@@ -162,6 +164,17 @@ def _check_positions(manifest: Manifest, layout: KVLayout) -> None:
         _refuse("a next position that does not follow from the tokens is not known")
     if rows is not None and (first or rows.last_position >= manifest.next_position):
         raise SnapshotMiss(MissReason.CHECKSUM, "the positions of the resident rows cannot be")
+
+
+def _check_slots(manifest: Manifest, layout: KVLayout) -> None:
+    slots = manifest.slots
+    if (slots is not None) != (manifest.kind == "slots"):
+        raise SnapshotMiss(MissReason.CHECKSUM, "slots, and only they, are counted by head")
+    try:
+        if slots is not None:
+            check_slots(slots.counts, layout, manifest.n_tokens)
+    except ValueError as error:
+        raise SnapshotMiss(MissReason.CHECKSUM, f"the manifest is not valid: {error}") from None
 
 
 def check_identity(

@@ -12,16 +12,17 @@ from cache_store.layout import KVLayout
 from cache_store.manifest import Canary, LayoutFields, Manifest, ResidentRows, SegmentFields
 from cache_store.segments import WHOLE, Segments
 from cache_store.shards import FORMAT_VERSION, Geometry, plan_shards
+from cache_store.slots import Counts, SlotCounts, check_slots
 
 MOST_POSITIONS = 1 << 40
 
 
 @dataclass(frozen=True)
 class BuildSubject:
-    """The subject of one build. `token_ids`: int32, those of the rows for a resident snapshot.
+    """The subject of one build. `token_ids`: int32, those of the rows for a resident snapshot or one of slots.
 
-    `next_position` and `last_position` belong to a resident snapshot, whose rows are picked, and to no other.
-    Raises ValueError for tokens or positions that cannot be.
+    `next_position` and `last_position` belong to a resident snapshot, whose rows are picked, and to no other,
+    `slot_counts` to one of slots. Raises ValueError for tokens, positions or counts that cannot be.
     """
 
     name: EntryName
@@ -33,6 +34,7 @@ class BuildSubject:
     segments: Segments = WHOLE
     next_position: int | None = None
     last_position: int | None = None
+    slot_counts: Counts | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_position <= MOST_POSITIONS:
@@ -41,6 +43,10 @@ class BuildSubject:
         if self.cut != WHOLE and (self.name.key.kind != "document" or self.first_position):
             raise ValueError("only a document is cut into segments, and it begins at position 0")
         self._check_rows()
+        if (self.slot_counts is not None) != (self.name.key.kind == "slots"):
+            raise ValueError("slots, and only they, are counted by head")
+        if self.slot_counts is not None:
+            check_slots(self.slot_counts, self.layout, self.n_tokens)
 
     @property
     def n_tokens(self) -> int:
@@ -98,6 +104,8 @@ class BuildSubject:
         sections: dict[str, msgspec.Struct] = {} if canary is None else {"canary": canary}
         if self.last_position is not None:
             sections["resident"] = ResidentRows(self.last_position)
+        if self.slot_counts is not None:
+            sections["slots"] = SlotCounts([list(of_layer) for of_layer in self.slot_counts])
         return {name: msgspec.Raw(msgspec.json.encode(section)) for name, section in sections.items()}
 
     def _check_rows(self) -> None:

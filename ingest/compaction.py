@@ -1,8 +1,10 @@
 """Which rows of a document's KV stay as summary slots, and how many each layer gets: selection by replay scores.
 
 Scores say how much a repetition of the document looks at each token (KVzip, Kim et al., 2025, arXiv 2505.23416;
-`Runner.replay`). Every head of a layer keeps as many rows as the others, but rows of its own: attention kernels need no
-change for that, since keys carry their positions. Pure tensor math: no model, no files.
+`Runner.replay`). They are probabilities, so that heads can be compared: what serves answers is one threshold over all
+heads of all layers, so that a head which finds things by their place keeps many rows and one which does not keeps few.
+With equal numbers in every head little is left of answers beyond half of the rows (docs/fidelity.md). Pure tensor math:
+no model, no files.
 """
 
 import torch
@@ -18,6 +20,24 @@ def select_uniform(scores: Tensor, n_slots: int) -> Tensor:
     """
     _check(scores, n_slots)
     return _best(scores, n_slots)
+
+
+def select_ragged(scores: Tensor, n_slots: int) -> list[list[Tensor]]:
+    """As many slots in all as `select_uniform` gives, but where the scores are highest over all heads of all layers: per
+    layer and head int64 ``[own n_slots]``, ascending; a head may have none. Errors are those of `select_uniform`.
+
+    Equal scores are decided for the earlier layer, then head, then token.
+    """
+    _check(scores, n_slots)
+    flat = scores.flatten()
+    n_kept = scores.shape[0] * scores.shape[1] * n_slots
+    kept = torch.zeros(len(flat), dtype=torch.bool, device=scores.device)
+    if n_kept:
+        threshold = torch.kthvalue(flat, len(flat) - n_kept + 1).values
+        above = flat > threshold
+        level = (flat == threshold).nonzero()[:, 0]
+        kept = above.index_fill(0, level[: n_kept - int(above.sum())], True)
+    return [[head.nonzero()[:, 0] for head in layer] for layer in kept.view(scores.shape)]
 
 
 def select_layered(scores: Tensor, n_slots: int, *, best_head: bool = False) -> list[Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from benchmarks.fidelity_parts import hybrid
 from benchmarks.fidelity_parts.reader import KV, Kept
 from benchmarks.fidelity_parts.replays import N_SINKS, Looked
-from ingest.compaction import select_layered, select_uniform
+from ingest.compaction import select_layered, select_ragged, select_uniform
 
 WINDOW_TOKENS = 128
 _HELD_OUT_EVERY, _HELD_OUT_ROWS = 320, 64
@@ -83,13 +83,13 @@ def ragged(kv: KV, scores: Tensor, budget: Budget) -> Kept:
     """One threshold over all heads of all layers, the paper's choice: heads of a layer keep unequal numbers, which
     needs attention over ragged rows."""
     always = budget.always(kv.k.device)
-    layers, heads, n = scores.shape
-    ranked = scores.masked_fill(always, -torch.inf)
-    best = ranked.flatten().topk(layers * heads * budget.slots).indices
-    kept = torch.zeros(layers * heads * n, dtype=torch.bool, device=scores.device)
-    kept[best] = True
-    rows, bias = [], []
-    for of_layer in kept.view(layers, heads, n) | always:
+    middle = (~always).nonzero()[:, 0]
+    kept = always.repeat(*scores.shape[:2], 1)
+    for of_layer, places in zip(kept, select_ragged(scores[..., middle], budget.slots), strict=True):
+        for of_head, own in zip(of_layer, places, strict=True):
+            of_head[middle[own]] = True
+    heads, rows, bias = scores.shape[1], [], []
+    for of_layer in kept:
         there, at = of_layer.int().sort(dim=-1, descending=True, stable=True)
         most = int(of_layer.sum(-1).max())
         rows.append(at[:, :most])

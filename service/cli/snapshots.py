@@ -60,7 +60,7 @@ def _tokens(row: dict[str, Any]) -> str:
     """What the manifest says of a snapshot's length, for a line of the list."""
     if row["n_tokens"] is None:
         return ""
-    unit = "rows" if row["kind"] == "resident" else "tokens"
+    unit = "rows" if row["kind"] in ("resident", "slots") else "tokens"
     cut = f" in {row['n_segments']} segments" if row["n_segments"] > 1 else ""
     return f", {row['n_tokens']} {unit}{cut}, {row['kv_type']}"
 

@@ -100,7 +100,7 @@ def test_positions_that_cannot_be(store: SnapshotStore, key: SnapshotKey, positi
         ({"sections": {"resident": {"last_position": -1}}}, MissReason.CHECKSUM),
         ({"sections": {"resident": {}}}, MissReason.CHECKSUM),
         ({"sections": {"resident": {"last_position": 13, "bias": 1}}}, MissReason.CHECKSUM),
-        ({"sections": {"resident": {"last_position": 13}, "slots": {}}}, MissReason.VERSION),
+        ({"sections": {"resident": {"last_position": 13}, "biases": {}}}, MissReason.VERSION),
         ({"retention": {"segment_tokens": 8, "sink_tokens": 3}}, MissReason.VERSION),
         ({"context_digest": "d"}, MissReason.CHECKSUM),
     ],
