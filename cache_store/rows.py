@@ -56,7 +56,10 @@ def take_head_rows(
     if not 0 <= head < layout.n_kv_heads or rows.ndim != 1:
         raise ValueError(f"rows [n] of one of {layout.n_kv_heads} heads, not {list(rows.shape)} of head {head}")
     own = slot_layout(layout)
-    places = _places(np.pad(rows, (0, stored_rows(len(rows)) - len(rows)), "edge") if len(rows) else rows, n_tokens, own)
+    places = _places(rows, n_tokens, own)
+    if not places.size:
+        return []
+    places = np.pad(places, ((0, 0), (0, stored_rows(len(rows)) - len(rows))), "edge")
     taken = [np.empty(places.shape, dtype) for dtype in _row_types(own)]
     for first, last, parts in _blocks(records, n_tokens, layout):
         columns = np.nonzero((places[0] >= first) & (places[0] < last))[0]

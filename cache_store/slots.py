@@ -1,8 +1,8 @@
 """Summary slots on disk: rows that every head of every layer has for itself, each head another number of them.
 
-Their snapshot is one of a single layer and a single head, in blocks of 32 rows: the rows of all heads one after another,
-by layer and head, those of each head from the beginning of a block on. Its last block is filled up with its last row.
-How many rows count is told by the manifest.
+Their snapshot is one of a single layer and a single head, in blocks of 32 rows: the rows of all heads one after
+another, by layer and head, those of each head from the beginning of a block on. Its last block is filled up with its
+last row. How many rows count is told by the manifest.
 """
 
 from collections.abc import Sequence

@@ -23,8 +23,8 @@ def select_uniform(scores: Tensor, n_slots: int) -> Tensor:
 
 
 def select_ragged(scores: Tensor, n_slots: int) -> list[list[Tensor]]:
-    """As many slots in all as `select_uniform` gives, but where the scores are highest over all heads of all layers: per
-    layer and head int64 ``[own n_slots]``, ascending; a head may have none. Errors are those of `select_uniform`.
+    """As many slots in all as `select_uniform` gives, but where the scores are highest over all heads of all layers:
+    per layer and head int64 ``[own n_slots]``, ascending; a head may have none. Errors are those of `select_uniform`.
 
     Equal scores are decided for the earlier layer, then head, then token.
     """

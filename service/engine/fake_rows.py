@@ -7,7 +7,7 @@ position.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -31,7 +31,8 @@ def key_pattern(token: int, layer: int, head: int, head_dim: int) -> np.ndarray:
 
 @dataclass(slots=True)
 class FakeDocument:
-    """Rows of bytes ``[n_layers, n_kv_heads, capacity, row]``, and how many tokens are complete."""
+    """Rows of bytes ``[n_layers, n_kv_heads, capacity, row]``, and how many tokens are complete. `slots`: rows of each
+    head's own by layer and head, None until they are loaded."""
 
     rows: np.ndarray
     loaded: list[int]
@@ -41,10 +42,12 @@ class FakeDocument:
     prefix: int = 0
     digest: int = 0
     freed: bool = False
+    slots: list[list[np.ndarray] | None] = field(default_factory=list)
+    slot_counts: list[list[int]] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
-        return self.rows.nbytes
+        return self.rows.nbytes + self.rows.shape[-1] * sum(map(sum, self.slot_counts))
 
 
 @dataclass(slots=True)

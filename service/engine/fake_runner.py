@@ -12,6 +12,7 @@ import xxhash
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
 from cache_store.pieces import Buffers
+from cache_store.slots import Counts, slot_layout, stored_rows
 from service.engine.fake_rows import FakeDocument, FakeRows, FakeTail, key_pattern, stored_form
 from service.engine.protocol import HostCopies, Rows, RunnerLimits
 
@@ -45,6 +46,7 @@ class FakeRunner:
         tail_tokens: int = 1024,
         max_context: int = 16384,
         sink_multiple: int = 1,
+        ragged_slots: bool = True,
         kv_type: KVType = KVType.K4V4,
         step_delay_s: float = 0.0,
         layer_delay_s: float = 0.0,
@@ -54,7 +56,8 @@ class FakeRunner:
         self.step_delay_s = step_delay_s
         self.layer_delay_s = layer_delay_s
         self.layout = KVLayout(n_layers, n_kv_heads, 32, kv_type, block_tokens)
-        self.limits = RunnerLimits(max_context, chunk_tokens, n_slots, tail_tokens, vocab_size, sink_multiple)
+        limits = (max_context, chunk_tokens, n_slots, tail_tokens, vocab_size, sink_multiple, ragged_slots)
+        self.limits = RunnerLimits(*limits)
         self.fingerprint = Fingerprint(
             weights=weights, quantization="none", tokenizer="fake", template="fake", rope="none",
             kv=f"{kv_type}-1", engine="fake-2", compute_dtype="float32", chunking=str(chunk_tokens),
@@ -80,8 +83,8 @@ class FakeRunner:
     def usable(self) -> bool:
         return not self.lost
 
-    def document_nbytes(self, n_tokens: int) -> int:
-        return self.layout.n_layers * n_tokens * self._rows.token_nbytes
+    def document_nbytes(self, n_tokens: int, n_slot_rows: int = 0) -> int:
+        return self.layout.n_layers * n_tokens * self._rows.token_nbytes + n_slot_rows * self._rows.width
 
     def new_document(self, n_tokens: int) -> FakeDocument:
         self._check_thread()
@@ -117,6 +120,19 @@ class FakeRunner:
         document.rows[layer, :, first_token : first_token + n_tokens] = rows
         document.loaded[layer] += n_tokens
 
+    def new_slots(self, document: FakeDocument, counts: Counts) -> None:
+        self._check_document(document)
+        if not self.limits.ragged_slots or [len(n) for n in counts] != [self.layout.n_kv_heads] * self.layout.n_layers:
+            raise ValueError("there are no such slots")
+        document.slots, document.slot_counts = [None] * len(counts), [list(n) for n in counts]
+
+    def load_slots(self, document: FakeDocument, layer: int, records: memoryview) -> None:
+        self._check_document(document)
+        counts = document.slot_counts[layer]
+        rows = FakeRows(slot_layout(self.layout)).decode(records, sum(map(stored_rows, counts)))[0]
+        firsts = np.cumsum([0, *map(stored_rows, counts)])
+        document.slots[layer] = [rows[first : first + n] for first, n in zip(firsts, counts, strict=False)]
+
     def finish_load(
         self,
         document: FakeDocument,
@@ -128,6 +144,8 @@ class FakeRunner:
         self._check_document(document)
         if document.loaded != [n_tokens] * self.layout.n_layers:
             raise ValueError(f"loaded {document.loaded} tokens per layer, not {n_tokens}")
+        if None in document.slots:
+            raise ValueError("the slots of a layer are not loaded")
         self._complete(document, n_tokens, next_position, last_position)
 
     def keep_prefix(self, document: FakeDocument, n_tokens: int) -> None:
@@ -247,6 +265,9 @@ class FakeRunner:
             np.ascontiguousarray(document.rows[:, :, :n_tokens]).data,
             seed=xxhash.xxh3_64_intdigest(b"%d %d" % (document.next_position, document.last_position)),
         )
+        for of_layer in document.slots:
+            for own in of_layer or ():
+                document.digest = xxhash.xxh3_64_intdigest(own.tobytes(), seed=document.digest)
 
     def _forward_one(self, rows: Rows) -> torch.Tensor:
         self._check_document(rows.document)

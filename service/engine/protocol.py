@@ -37,6 +37,8 @@ class RunnerLimits:
     vocab_size: int
     sink_multiple: int = 1
     """A document's sinks are a multiple of this many tokens, so that its segments begin at a block's first row."""
+    ragged_slots: bool = False
+    """Whether a document may have slots: rows that each head of each layer has for itself, another number in each."""
 
 
 class Resident(Protocol):
@@ -142,8 +144,9 @@ class Runner(Protocol):
         """Whether the device still answers; asked after an error. False is for good: only a new process helps."""
         ...
 
-    def document_nbytes(self, n_tokens: int) -> int:
-        """Bytes that a document of `n_tokens` tokens takes, as it is counted against the budget for documents."""
+    def document_nbytes(self, n_tokens: int, n_slot_rows: int = 0) -> int:
+        """Bytes that a document of `n_tokens` tokens takes, as it is counted against the budget for documents;
+        `n_slot_rows`: slots of all heads of all layers together."""
         ...
 
     def new_document(self, n_tokens: int) -> Any:
@@ -168,6 +171,17 @@ class Runner(Protocol):
 
         Copies may go on after the return, from memory of `load_buffers` only; giving that back waits for them.
         """
+        ...
+
+    def new_slots(self, document: Any, counts: Sequence[Sequence[int]]) -> None:
+        """Make room for slots of a document, ``[n_layers][n_kv_heads]`` of them; `load_slots` of every layer follows,
+        then `finish_load`. Every later row attends to the document's rows and, head by head, to the slots. Only where
+        `limits.ragged_slots` is set; such a document is not copied by `HostCopies`."""
+        ...
+
+    def load_slots(self, document: Any, layer: int, records: memoryview) -> None:
+        """Put the slots of one layer into place: its heads' records one after another, as `cache_store.slots` says.
+        Raises ValueError when there are not as many as `new_slots` was told."""
         ...
 
     def finish_load(

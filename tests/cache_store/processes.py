@@ -11,7 +11,7 @@ from pathlib import Path
 from cache_store.errors import BudgetExceeded, BuildLocked, MissReason, SnapshotMiss
 from cache_store.keys import SnapshotKey
 from cache_store.store import SnapshotStore
-from tests.cache_store.recipes import FINGERPRINT, KEY, RESIDENT, Recipe, StepDisk
+from tests.cache_store.recipes import FINGERPRINT, KEY, RESIDENT, SLOTS, Recipe, StepDisk
 
 DOCUMENT = Recipe(n_tokens=12)
 TURN = replace(DOCUMENT, key=SnapshotKey("alice", "turn", "turn-1"))
@@ -124,6 +124,8 @@ def main(what: str, root: Path, *rest: str) -> None:
         killed_builds(root, TURN, lambda store: None)
     elif what == "resident":
         killed_builds(root, ROWS, DOCUMENT.build)
+    elif what == "slots":
+        killed_builds(root, SLOTS, DOCUMENT.build)
     elif what == "replacement":
         killed_builds(root, CHANGED, DOCUMENT.build)
     elif what == "deletion":

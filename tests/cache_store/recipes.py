@@ -13,6 +13,7 @@ from cache_store.keys import SnapshotKey
 from cache_store.layout import KVLayout, KVType
 from cache_store.manifest import Canary, Manifest
 from cache_store.segments import WHOLE, Segments
+from cache_store.slots import Counts, slot_layout
 from cache_store.store import SnapshotStore
 
 LAYOUT = KVLayout(n_layers=3, n_kv_heads=1, head_dim=32, kv_type=KVType.K8V4, block_tokens=8)
@@ -58,6 +59,7 @@ class Recipe:
     next_position: int | None = None
     last_position: int | None = None
     context_digest: str = ""
+    slot_counts: Counts | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -77,6 +79,7 @@ class Recipe:
             segments=self.segments,
             next_position=self.next_position,
             last_position=self.last_position,
+            slot_counts=self.slot_counts,
         )
 
     def build(self, store: SnapshotStore) -> Manifest:
@@ -112,6 +115,15 @@ SEGMENTED = Recipe(segments=Segments(16, 3))
 """43 tokens in segments of 16, 16 and 11, each later one behind 3 sinks."""
 RESIDENT = Recipe(key=RESIDENT_KEY, n_tokens=19, seed=3, next_position=19, last_position=13, context_digest="c")
 """Rows picked from it."""
+SLOTS = Recipe(
+    key=KEY.of_kind("slots"),
+    layout=slot_layout(LAYOUT),
+    n_tokens=128,
+    seed=5,
+    context_digest="c",
+    slot_counts=((3,), (0,), (65,)),
+)
+"""Slots of the heads of its three layers: a block, none, three blocks."""
 
 
 class StepDisk(Disk):

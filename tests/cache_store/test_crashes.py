@@ -12,7 +12,7 @@ import pytest
 from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.store import SnapshotStore
 from tests.cache_store.processes import CHANGED, DOCUMENT, ROWS, TURN
-from tests.cache_store.recipes import FINGERPRINT, KEY, Recipe
+from tests.cache_store.recipes import FINGERPRINT, KEY, SLOTS, Recipe
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -59,7 +59,9 @@ def expect_tidy(store: SnapshotStore, root: Path) -> None:
     assert report.used_nbytes == sum(entry.nbytes for entry in store.entries())
 
 
-@pytest.mark.parametrize(("what", "recipe"), [("document", DOCUMENT), ("turn", TURN), ("resident", ROWS)])
+@pytest.mark.parametrize(
+    ("what", "recipe"), [("document", DOCUMENT), ("turn", TURN), ("resident", ROWS), ("slots", SLOTS)]
+)
 @pytest.mark.parametrize("sweep_first", [True, False])
 def test_killed_while_building(what: str, recipe: Recipe, sweep_first: bool, tmp_path: Path) -> None:
     outcomes: list[tuple[bool, int]] = []

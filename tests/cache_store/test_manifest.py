@@ -39,7 +39,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest(store: SnapshotStore, recipe: Re
     [
         {"format_version": 2},
         {"format_version": 0},
-        {"sections": {"slots": {"bias": []}}},
+        {"sections": {"biases": {"bias": []}}},
         {"sections": {"something": 1}},
         {"payload": "opaque"},
         {"a_later_field": 1},

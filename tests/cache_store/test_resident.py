@@ -215,7 +215,7 @@ def test_what_is_listed_and_verified(both: SnapshotStore, root: Path) -> None:
 
 
 def test_names_of_what_is_made_from_a_document() -> None:
-    assert KEY.made == (RESIDENT_KEY,)
-    assert RESIDENT_KEY.source == KEY
+    assert KEY.made == (RESIDENT_KEY, KEY.of_kind("slots"))
+    assert RESIDENT_KEY.source == KEY.of_kind("slots").source == KEY
     assert (RESIDENT_KEY.made, KEY.source, TURN_KEY.made, TURN_KEY.source) == ((), None, (), None)
     assert EntryName(RESIDENT_KEY, FINGERPRINT.digest).flat.startswith("alice~resident~doc-1~")

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from cache_store.codec import decode_records, encode_records
 from cache_store.layout import KVLayout, KVType
-from cache_store.rows import take_rows
+from cache_store.rows import take_head_rows, take_rows
+from cache_store.slots import slot_layout, stored_rows
 
 TYPES = list(KVType)
 
@@ -122,3 +123,26 @@ def test_missing_records_are_found() -> None:
     for wrong in (records[:2], records[1:], [], [*records, records[0]]):
         with pytest.raises(ValueError, match="records"):
             take_rows(wrong, 20, layout, np.array([0]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), kv_type=st.sampled_from(TYPES), heads=st.integers(1, 4), n_tokens=st.integers(1, 40))
+def test_rows_of_a_head_decode_to_its_picked_tokens(
+    data: st.DataObject, kv_type: KVType, heads: int, n_tokens: int
+) -> None:
+    layout, head = layout_of(kv_type, heads), data.draw(st.integers(0, heads - 1))
+    records, own = encoded(layout, n_tokens), slot_layout(layout)
+    rows = np.array(data.draw(st.lists(st.integers(0, n_tokens - 1), max_size=70)), np.int64)
+    taken = take_head_rows(cut(data, records), n_tokens, layout, head, rows)
+    n = stored_rows(len(rows))
+    assert [r.nbytes for r in taken] == [own.record_nbytes(32)] * (n // 32)
+    filled = np.concatenate((rows, np.repeat(rows[-1:], n - len(rows))))
+    source = decoded(records, n_tokens, layout)[:, head, torch.from_numpy(filled)]
+    assert torch.equal(decoded(taken, n, own)[:, 0], source)
+
+
+@pytest.mark.parametrize(("head", "rows"), [(3, [0]), (-1, [0]), (0, [8]), (0, [-1]), (0, [[0]]), (0, [0.5])])
+def test_rows_of_a_head_that_are_none(head: int, rows: list) -> None:
+    layout = layout_of(KVType.K8V8)
+    with pytest.raises(ValueError, match="rows"):
+        take_head_rows(encoded(layout, 8), 8, layout, head, np.array(rows))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ingest.compaction import max_pool, select_layered, select_uniform
+from ingest.compaction import max_pool, select_layered, select_ragged, select_uniform
 
 
 def test_every_head_keeps_its_own_best_tokens_in_order() -> None:
@@ -65,3 +65,35 @@ def test_pooling_spreads_a_score_over_its_neighbours() -> None:
     scores = torch.tensor([[[0.0, 0.0, 0.0, 0.9, 0.0, 0.1, 0.2]]])
     assert max_pool(scores, 2).flatten().tolist() == pytest.approx([0.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.2])
     assert torch.equal(max_pool(scores, 0), scores)
+
+
+def test_one_threshold_over_all_heads_of_all_layers():
+    scores = torch.tensor([[[0.1, 0.9, 0.3], [0.8, 0.7, 0.6]], [[0.0, 0.2, 0.1], [0.5, 0.0, 0.4]]])
+    assert [[head.tolist() for head in layer] for layer in select_ragged(scores, 1)] == [[[1], [0, 1, 2]], [[], []]]
+    assert [[head.tolist() for head in layer] for layer in select_ragged(scores, 2)] == [
+        [[1, 2], [0, 1, 2]],
+        [[1], [0, 2]],
+    ]
+
+
+@pytest.mark.parametrize("n_slots", [0, 1, 5, 16, 31, 32])
+def test_ragged_slots_are_as_many_and_the_best(n_slots):
+    scores = torch.randint(0, 40, (3, 2, 32), generator=torch.Generator().manual_seed(n_slots)) / 40
+    places = select_ragged(scores, n_slots)
+    kept = torch.zeros(scores.shape, dtype=torch.bool)
+    for i, layer in enumerate(places):
+        for j, own in enumerate(layer):
+            assert own.tolist() == sorted(set(own.tolist()))
+            kept[i, j, own] = True
+    assert kept.sum() == 3 * 2 * n_slots
+    if 0 < n_slots < 32:
+        assert scores[kept].min() >= scores[~kept].max()
+        level = scores == scores[kept].min()
+        assert kept[level].tolist() == sorted(kept[level].tolist(), reverse=True), "the earlier of equal ones"
+
+
+def test_scores_of_which_ragged_slots_cannot_be_chosen():
+    with pytest.raises(ValueError, match="5 slots of 4 tokens"):
+        select_ragged(torch.zeros(1, 1, 4), 5)
+    with pytest.raises(ValueError, match="not finite"):
+        select_ragged(torch.tensor([[[0.0, torch.nan]]]), 1)

@@ -34,6 +34,7 @@ from service.engine.protocol import Rows, RunnerLimits
 ENGINE_VERSION = "exl2-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
 CHUNK_TOKENS = 2048
+NO_SLOTS = "documents on a card have no slots"
 HEAD_ROWS = 256
 """Rows that go through the head at once: logits of all rows of a long check would not fit the card."""
 
@@ -99,8 +100,10 @@ class Exl2Runner:
         """Slots that hold a sequence's tail now."""
         return self._tails.used
 
-    def document_nbytes(self, n_tokens: int) -> int:
-        """Bytes that a document of `n_tokens` tokens takes of the pool."""
+    def document_nbytes(self, n_tokens: int, n_slot_rows: int = 0) -> int:
+        """Bytes that a document of `n_tokens` tokens takes of the pool. Raises ValueError for slots."""
+        if n_slot_rows:
+            raise ValueError(NO_SLOTS)
         return self.pool.document_nbytes(n_tokens)
 
     def usable(self) -> bool:
@@ -180,6 +183,12 @@ class Exl2Runner:
         if first_token % self.layout.block_tokens or first_token + n_tokens > document.capacity:
             raise ValueError(f"{n_tokens} tokens at {first_token} are not blocks of a document of {document.capacity}")
         self._loader.load(document.block_ids, layer, first_token, records, n_tokens)
+
+    def new_slots(self, document: Document, counts: Sequence[Sequence[int]]) -> None:
+        raise ValueError(NO_SLOTS)
+
+    def load_slots(self, document: Document, layer: int, records: memoryview) -> None:
+        raise ValueError(NO_SLOTS)
 
     def finish_load(
         self, document: Document, n_tokens: int, *, next_position: int | None = None, last_position: int | None = None

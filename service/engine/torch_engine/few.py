@@ -1,8 +1,8 @@
 """Attention of a few rows of one document: made once a step, then called in every layer.
 
-One softmax runs over document and tail scores side by side: fewer operations than merging two results. Everything that
-is the same in every layer, the views of keys and values and the memory for the scores, is made when the step begins: at
-one row a sequence, what surrounds the products would otherwise take as long as the products.
+One softmax runs over the scores of document, slots and tails side by side: fewer operations than merging results.
+Everything that is the same in every layer, the views of keys and values and the memory for the scores, is made when the
+step begins: at one row a sequence, what surrounds the products would otherwise take as long as the products.
 """
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from service.engine.torch_engine.kv import DocumentKV, Tail
 from service.engine.torch_engine.products import FeatureProducts, TokenProducts
 from service.engine.torch_engine.scratch import Scratch
+from service.engine.torch_engine.slots import SlotProducts, n_slot_columns
 
 _FEW_ROWS = 8
 _FEW_ROWS_FP32 = 24
@@ -23,7 +24,7 @@ itself within nine."""
 
 def few_rows(document: DocumentKV, n_rows: int, heads: int) -> bool:
     """Whether rows on a document are attended to by `FewRows`: no slower than the flash kernel up to there."""
-    scores = n_rows * heads * document.capacity
+    scores = n_rows * heads * (document.capacity + n_slot_columns(document))
     return n_rows <= _FEW_ROWS or (document.can_turn and n_rows <= _FEW_ROWS_FP32 and scores <= _MOST_SCORES)
 
 
@@ -68,21 +69,26 @@ class FewRows:
         both = (document, self._side, self._p, scratch)
         self._turned = FeatureProducts(*both) if self._n_turned else None
         self._plain = TokenProducts(*both) if self._n_turned < document.memory.layout.n_layers else None
+        columns = slice(document.capacity, document.capacity + n_slot_columns(document))
+        parts = self._side[..., columns], self._p[..., columns]
+        self._slots = None if document.slots is None else SlotProducts(document.slots, *parts)
 
     def _take(self, document: DocumentKV, shares: list[Share], scratch: Scratch) -> None:
-        """Memory for scores and probabilities, ``[kv_heads, rows, width]``: the document's, then those of the tails."""
+        """Memory for scores and probabilities, ``[kv_heads, rows, width]``: the document's, those of the slots, then
+        those of the tails."""
         (kv_heads, group), capacity = self._heads, document.capacity
-        width = capacity + max(share.tail.length for share in shares)
+        end = capacity + n_slot_columns(document)
+        width = end + max(share.tail.length for share in shares)
         shape, device = (kv_heads, group * self._n_rows, width), document.memory.device
         self._side = scratch.take("side", shape, torch.float32, device)
         self._p = scratch.take("p", shape, torch.float32, device)
         # The columns of a tail that is not the longest, and those of the other sequences' rows, stay hidden.
-        self._side[..., capacity:] = -torch.inf
+        self._side[..., end:] = -torch.inf
         unused = self._side[..., document.n_tokens : capacity]
         self._unused = unused if unused.numel() else None
         each = (x.view(kv_heads, group, self._n_rows, -1) for x in (self._rows, self._out, self._side, self._p))
         rows, out, side, p = each
-        self._tails = [_Tail(share, rows, out, side, p, capacity) for share in shares]
+        self._tails = [_Tail(share, rows, out, side, p, end) for share in shares]
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """Scaled queries ``[heads, n, d]`` in, output FP32 ``[heads, n, d]``; the tails hold the new rows already.
@@ -95,10 +101,14 @@ class FewRows:
         products.score(layer, self._rows)
         if self._unused is not None:
             self._unused.fill_(-torch.inf)
+        if self._slots is not None:
+            self._slots.score(layer, self._rows)
         for tail in self._tails:
             tail.score(layer)
         torch.softmax(self._side, -1, out=self._p)
         products.weigh(layer, self._out)
+        if self._slots is not None:
+            self._slots.add(layer, self._out)
         for tail in self._tails:
             tail.add_values(layer)
         return self._result
@@ -107,11 +117,11 @@ class FewRows:
 class _Tail:
     """One sequence's rows and its tail. `rows`, `out`, `side` and `p` are ``[kv_heads, group, all rows, ...]``."""
 
-    def __init__(self, share: Share, rows: Tensor, out: Tensor, side: Tensor, p: Tensor, capacity: int) -> None:
+    def __init__(self, share: Share, rows: Tensor, out: Tensor, side: Tensor, p: Tensor, first: int) -> None:
         self._rows = share.tail
         self._mask = share.mask
         own = slice(share.first, share.first + share.n)
-        columns = slice(capacity, capacity + share.tail.length)
+        columns = slice(first, first + share.tail.length)
         # One row of a sequence is a matrix over its heads as it lies, several are copied together.
         self._single = share.n == 1
         self._q, self._out = (x[:, :, own] for x in (rows, out))

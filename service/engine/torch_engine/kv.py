@@ -7,12 +7,16 @@ exact to FP32, at no cost in time, since small FP32 products run nearer to the m
 """
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from cache_store.layout import KVLayout
 from service.engine.torch_engine.arena import Arena, carve, carved_nbytes
+
+if TYPE_CHECKING:
+    from service.engine.torch_engine.slots import SlotRows
 
 _ALIGN = 8
 
@@ -63,7 +67,7 @@ class DocumentKV:
 
     `capacity` is `n_tokens` rounded up to 8, so that attention can cut the tokens into equal parts; what is
     beyond `n_tokens` is masked. `prefix`: where its chunks begin, behind the sinks of a segment. The first `n_turned`
-    layers are laid out for products of a few rows.
+    layers are laid out for products of a few rows. `slots`: rows that each head has for itself.
     """
 
     def __init__(self, memory: KVMemory, capacity_tokens: int) -> None:
@@ -76,6 +80,7 @@ class DocumentKV:
             x[:, :, capacity_tokens:].zero_()
         self.n_tokens = 0
         self.prefix = 0
+        self.slots: SlotRows | None = None
         self._finite = False
         self._positions: tuple[int | None, int | None] = (None, None)
 
@@ -127,6 +132,7 @@ class DocumentKV:
     def free(self) -> None:
         """Give the memory back."""
         self._k, self._v = self.memory.empty(0)
+        self.slots = None
         self.place(0)
         self.n_turned = self.capacity = self.capacity_tokens = 0
 
@@ -167,7 +173,7 @@ class DocumentKV:
 
     @property
     def nbytes(self) -> int:
-        return self._k.nbytes + self._v.nbytes
+        return self._k.nbytes + self._v.nbytes + (0 if self.slots is None else self.slots.nbytes)
 
     @property
     def complete(self) -> bool:

@@ -211,5 +211,8 @@ class _GroupStep:
     def _merged(self, layer: int, document: DocumentKV, q: Tensor, tail: Tensor, tail_lse: Tensor) -> Tensor:
         n = document.n_tokens
         k, v = (x[:, :n] for x in document.layer(layer))
-        out, lse = attention.flash(attention.by_kv_head(q, self._kv_heads), k, v, 1.0)
+        rows = attention.by_kv_head(q, self._kv_heads)
+        out, lse = attention.flash(rows, k, v, 1.0)
+        if document.slots is not None:
+            out, lse = attention.merge(out, lse, *document.slots.attend(layer, rows))
         return attention.merge(out.reshape(q.shape), lse.reshape(q.shape[:2]), tail, tail_lse)[0]

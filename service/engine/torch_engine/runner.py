@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cache_store.codec import decode_records, encode_records, rotate
 from cache_store.layout import KVType
+from cache_store.slots import Counts
 from service.engine.models.card import fingerprint
 from service.engine.protocol import Rows, RunnerLimits
 from service.engine.torch_engine.attention import causal_mask
@@ -19,6 +20,7 @@ from service.engine.torch_engine.loading import LoadedModel, load_model
 from service.engine.torch_engine.plan import Group, Plan, PrefillDone, PrefillPlan, SequenceRows, StepPlan
 from service.engine.torch_engine.probes import QueriesPlan, ReplayPlan
 from service.engine.torch_engine.scratch import Scratch
+from service.engine.torch_engine.slots import SlotRows, slots_nbytes
 
 ENGINE_VERSION = "torch-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
@@ -40,7 +42,8 @@ class TorchRunner:
         self.compute_dtype = str(loaded.compute_dtype).removeprefix("torch.")
         self.layout = card.layout(kv_type)
         self.fingerprint = fingerprint(card, kv_type, self.compute_dtype, ENGINE_VERSION, chunk_tokens)
-        self.limits = RunnerLimits(card.max_context, chunk_tokens, n_slots, tail_tokens, card.vocab_size)
+        limits = (card.max_context, chunk_tokens, n_slots, tail_tokens, card.vocab_size)
+        self.limits = RunnerLimits(*limits, ragged_slots=True)
         self._model = loaded.model
         self._lean = loaded.lean
         self._scratch = Scratch()
@@ -83,8 +86,8 @@ class TorchRunner:
     def usable(self) -> bool:
         return True
 
-    def document_nbytes(self, n_tokens: int) -> int:
-        return self._memory.nbytes(n_tokens)
+    def document_nbytes(self, n_tokens: int, n_slot_rows: int = 0) -> int:
+        return self._memory.nbytes(n_tokens) + slots_nbytes(self._memory, n_slot_rows)
 
     def new_document(self, n_tokens: int) -> DocumentKV:
         return DocumentKV(self._memory, n_tokens)
@@ -117,6 +120,14 @@ class TorchRunner:
     ) -> None:
         target = slice(first_token, first_token + n_tokens)
         self._decode(records, n_tokens, document.k[layer, :, target], document.v[layer, :, target])
+
+    def new_slots(self, document: DocumentKV, counts: Counts) -> None:
+        document.slots = SlotRows(self._memory, counts)
+
+    def load_slots(self, document: DocumentKV, layer: int, records: memoryview) -> None:
+        if document.slots is None:
+            raise ValueError("the document has no slots")
+        document.slots.load(layer, self._on_device(records), rotated=self._rotation is not None)
 
     def finish_load(
         self,
@@ -257,9 +268,14 @@ class TorchRunner:
         return tail.k[:, :, first:last], tail.v[:, :, first:last]
 
     def _decode(self, records: memoryview, n_tokens: int, k: Tensor, v: Tensor) -> None:
-        writable = bytearray(records) if records.readonly else records
-        data = torch.frombuffer(writable, dtype=torch.uint8).to(self._device)
+        data = self._on_device(records)
         decode_records(data, n_tokens, self.layout, out_k=k, out_v=v, rotated=self._rotation is not None)
+
+    def _on_device(self, records: memoryview) -> Tensor:
+        if not records.nbytes:
+            return torch.empty(0, dtype=torch.uint8, device=self._device)
+        writable = bytearray(records) if records.readonly else records
+        return torch.frombuffer(writable, dtype=torch.uint8).to(self._device)
 
     @torch.inference_mode()
     def _run(self, tokens: Sequence[int], positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor:

@@ -54,6 +54,12 @@ def stock(hf_dir):
 
 
 @pytest.fixture(scope="session")
+def eager(hf_dir):
+    """Stock transformers whose attention takes any mask and gives its probabilities."""
+    return AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+@pytest.fixture(scope="session")
 def load_runner(model_dir):
     """Loads a runner of a KV type; the same arguments give the same one."""
     loaded = {}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from cache_store.codec import decode_records, encode_records
 from cache_store.layout import KVType
@@ -17,11 +17,6 @@ KEPT = [*range(16), 40, 41, 300, 512, *range(600, N)]
 FETCHED = range(320, 384)
 TURN, QUESTION = 12, 9
 CHUNK = 512
-
-
-@pytest.fixture(scope="module")
-def eager(hf_dir):
-    return AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 @pytest.fixture
