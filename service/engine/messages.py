@@ -18,7 +18,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     `tail_tokens`: what one session may hold beside its document (turns, question and answer); 0 is no bound.
     `resident_tokens`: the largest document that the device's budget holds; 0 is no bound. `sink_multiple`: sinks of a
     windowed document are a multiple of it. `n_index_heads`: 0 means that nothing can be fetched, so that a document
-    must be kept whole.
+    must be kept whole. `has_slots`: whether summaries are kept; without, `summary_tokens` of a document count as 0.
     """
 
     engine: str
@@ -36,6 +36,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     resident_tokens: int = 0
     sink_multiple: int = 1
     n_index_heads: int = 0
+    has_slots: bool = True
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -52,9 +53,10 @@ class Sampling(msgspec.Struct, frozen=True):
 class Retention(msgspec.Struct, frozen=True):
     """Windowed retention: what stays resident of a document whose full KV is kept cold.
 
-    Sinks, summary slots and window are in tokens; with `segment_tokens` the document is prefilled in segments of that
-    many tokens (a multiple of the block size), each behind the same sinks, else in one. `fetch_tokens`: how many cold
-    tokens one question may bring back.
+    Sinks, summary slots and window are in tokens of a head, slots in the mean: each head has another number of others.
+    An engine without slots (`EngineInfo.has_slots`) keeps none. With `segment_tokens` the document is prefilled in
+    segments of that many tokens (a multiple of the block size), each behind the same sinks, else in one.
+    `fetch_tokens`: how many cold tokens one question may bring back.
     """
 
     sink_tokens: int
@@ -128,7 +130,8 @@ class BuildDone(msgspec.Struct, frozen=True, tag="build_done"):
     """`prefilled_tokens` were computed by this build, `resumed_tokens` came from the journal.
 
     `already` is true when a valid snapshot was found and nothing was computed. `resident_*` and `index_nbytes`: what a
-    windowed document keeps in memory, 0 for one that is kept whole.
+    windowed document keeps in memory, 0 for one that is kept whole; `resident_tokens` of a head in the mean,
+    `summary_tokens` of them chosen for it.
     """
 
     n_tokens: int
@@ -141,6 +144,7 @@ class BuildDone(msgspec.Struct, frozen=True, tag="build_done"):
     resident_tokens: int = 0
     resident_nbytes: int = 0
     index_nbytes: int = 0
+    summary_tokens: int = 0
 
 
 class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):

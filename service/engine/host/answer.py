@@ -53,7 +53,8 @@ class Answer:
     ) -> None:
         self._context = context
         self._request = request
-        self._subject = Subject.of(request.document, request.token_digest, request.n_document_tokens, request.retention)
+        names = request.document, request.token_digest, request.n_document_tokens
+        self._subject = Subject.of(context.runner, *names, request.retention)
         self._emit = emit
         self._cancel = cancel
         self._arrived = time.monotonic()
@@ -73,7 +74,7 @@ class Answer:
             n_here = tail.n_tokens
             lost, reason = turns.restore(self._request.turns)
             placed = _Placed(
-                n_loaded=document.n_tokens * restored + tail.n_tokens - n_here,
+                n_loaded=self._subject.n_resident * restored + tail.n_tokens - n_here,
                 n_turn_tokens=tail.n_tokens,
                 n_lost_tokens=sum(len(turn.token_ids) for turn in lost),
                 source=document.source if restored else self._context.runner.tier,
@@ -121,6 +122,7 @@ class Answer:
             subject.n_rows,
             lambda entry: bring_in(self._context, subject, entry, cancel.check),
             cancel,
+            n_slot_rows=subject.n_slot_rows,
             pinned=self._request.pinned,
         ) as held:
             yield held

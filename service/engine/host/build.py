@@ -1,5 +1,6 @@
 """Building a document: the snapshot of all its tokens, and for a windowed one that of what stays resident."""
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -12,8 +13,11 @@ from service.engine.host.kept import Kept, Subject, check_retention
 from service.engine.host.opening import open_full, open_resident
 from service.engine.host.prefill import Prefill
 from service.engine.host.scratch import scratch_rows
+from service.engine.host.slots import open_slots
 from service.engine.messages import BuildDone, BuildProgress, BuildRequest
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
+
+log = logging.getLogger(__name__)
 
 
 class Build:
@@ -32,7 +36,7 @@ class Build:
         self._cancel = cancel
         self._n_tokens = len(request.token_ids)
         digest = digest_of(request.token_ids)
-        self._subject = Subject.of(request.document, digest, self._n_tokens, request.retention)
+        self._subject = Subject.of(context.runner, request.document, digest, self._n_tokens, request.retention)
         self._n_computed = 0
         self._n_resumed = 0
 
@@ -56,11 +60,23 @@ class Build:
         kept = self._subject.kept
         if kept is None:
             return self._done(started, nbytes, found)
-        rows_nbytes = self._existing(open_resident)
+        self._log_left_out(kept)
+        rows_nbytes = self._existing_rows(kept)
         already = found and rows_nbytes is not None
         if rows_nbytes is None:
             rows_nbytes = self._compact(kept, found)
-        return self._done(started, nbytes, already, kept.n_rows, rows_nbytes, self._index(kept))
+        return self._done(started, nbytes, already, kept, rows_nbytes, self._index(kept))
+
+    def _existing_rows(self, kept: Kept) -> int | None:
+        """Bytes of valid snapshots of all that is resident."""
+        nbytes = self._existing(open_resident)
+        slots_nbytes = self._existing(open_slots) if kept.slots else 0
+        return None if nbytes is None or slots_nbytes is None else nbytes + slots_nbytes
+
+    def _log_left_out(self, kept: Kept) -> None:
+        retention = self._request.retention
+        if retention is not None and retention.summary_tokens and not kept.slots and not kept.is_whole:
+            log.info("no summary of %d tokens is kept: this engine has no slots", retention.summary_tokens)
 
     def _existing(self, open_one: Callable[..., SnapshotReader]) -> int | None:
         """Bytes of a valid snapshot of these very tokens; what is not valid is quarantined by the store."""
@@ -120,7 +136,7 @@ class Build:
         started: float,
         nbytes: int,
         already: bool,
-        resident_tokens: int = 0,
+        kept: Kept | None = None,
         resident_nbytes: int = 0,
         index_nbytes: int = 0,
     ) -> BuildDone:
@@ -132,7 +148,8 @@ class Build:
             resumed_tokens=self._n_resumed,
             seconds=time.monotonic() - started,
             already=already,
-            resident_tokens=resident_tokens,
+            resident_tokens=0 if kept is None else kept.n_resident,
+            summary_tokens=0 if kept is None else kept.slots,
             resident_nbytes=resident_nbytes,
             index_nbytes=index_nbytes,
         )

@@ -1,21 +1,22 @@
 """Making the resident rows of a windowed document out of its cold snapshot: gathered, never computed."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.reader import SnapshotReader
 from cache_store.rows import take_rows
 from cache_store.store import SnapshotBuilder
-from ingest.compaction import select_uniform
+from ingest.compaction import select_ragged
 from service.engine.host.canary import CanaryMismatch, check_canary, make_canary
-from service.engine.host.context import HostContext, complete
+from service.engine.host.context import LOADS_AHEAD, HostContext, complete
 from service.engine.host.kept import Kept, Subject
 from service.engine.host.opening import open_full
 from service.engine.host.residency import ResidentDocument
 from service.engine.host.scratch import Scratch, scratch_rows
+from service.engine.host.slots import Places, SlotGatherer, SlotRecords, load_slots, write_slots
 from service.engine.messages import BuildProgress
 from service.engine.scheduler.cancel import Cancelled, CancelToken
 from service.engine.scheduler.chunks import ChunkCancelled
@@ -25,8 +26,17 @@ REPLAY_TOKENS = 1024
 MIN_REPLAY_TOKENS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """Encoded rows, ``blocks[i][layer]``, and slots."""
+
+    blocks: list[tuple[memoryview, ...]]
+    slots: SlotRecords | None
+
+
 class Compaction:
-    """The resident snapshot of one document: sinks, the tokens that a repetition of it looks at most, window."""
+    """What is resident of one document: sinks and window, and of each head the tokens between them that a repetition of
+    the document looks at most, as slots."""
 
     def __init__(
         self,
@@ -45,7 +55,7 @@ class Compaction:
         self._cancel = cancel
 
     def run(self, *, check_cold: bool) -> int:
-        """Make and publish it; the document then is in memory. The bytes of the snapshot.
+        """Make and publish it; the document then is in memory. The bytes of the snapshots of rows and slots.
 
         With `check_cold` the canary of the cold snapshot must agree, which is not needed where it was just computed.
         Raises SnapshotMiss when the cold snapshot is not there or is damaged, Cancelled, and what storing raises.
@@ -54,7 +64,7 @@ class Compaction:
         runner = context.runner
         with (
             open_full(context.store, runner, subject) as reader,
-            # Before the work: its room on disk is reserved, and no one else makes the same.
+            # Before the work: its room on disk is reserved, and no one else makes the same, slots included.
             context.store.begin(
                 subject.key,
                 runner.fingerprint,
@@ -65,15 +75,15 @@ class Compaction:
                 last_position=kept.last_position,
             ) as builder,
         ):
-            blocks = self._gather(reader, self._slots(reader, check_cold))
+            places = self._places(reader, check_cold)
+            gathered = self._gather(reader, places)
             self._cancel.check()
             self._emit(BuildProgress("persisting", kept.n_tokens, kept.n_tokens))
-            return self._publish(builder, blocks)
+            return self._publish(builder, gathered, places)
 
-    def _slots(self, reader: SnapshotReader, check_cold: bool) -> np.ndarray:
-        """Which tokens are slots: int64 ``[n_layers, n_kv_heads, slots]``, ascending in each head."""
-        layout, (first, last) = self._context.runner.layout, self._kept.middle
-        replayed = 0 < self._kept.slots < last - first
+    def _places(self, reader: SnapshotReader, check_cold: bool) -> Places:
+        """Which tokens are slots; none at all without."""
+        replayed = self._kept.slots > 0
         scores: list[torch.Tensor] = []
         if replayed or check_cold:
             residency = self._context.residency
@@ -86,13 +96,10 @@ class Compaction:
                 fresh=True,
             ):
                 residency.drop(self._subject.scratch)
-        if replayed:
-            # Layer by layer: sorting the scores of all layers at once would take several times their memory.
-            layers = (torch.cat([part[i : i + 1] for part in scores], -1) for i in range(layout.n_layers))
-            places = np.concatenate([select_uniform(layer, self._kept.slots).numpy() for layer in layers])
-        else:
-            places = np.tile(np.arange(self._kept.slots), (layout.n_layers, layout.n_kv_heads, 1))
-        return places + first
+        if not replayed:
+            return []
+        chosen = select_ragged(torch.cat(scores, -1), self._kept.slots)
+        return [[head.numpy() + self._kept.sinks for head in layer] for layer in chosen]
 
     def _replay(
         self, entry: ResidentDocument, reader: SnapshotReader, replayed: bool, check_cold: bool
@@ -152,38 +159,53 @@ class Compaction:
             context.store.quarantine(subject.full_key, digest, MissReason.CANARY, str(error))
             raise SnapshotMiss(MissReason.CANARY, str(error)) from None
 
-    def _gather(self, reader: SnapshotReader, slots: np.ndarray) -> list[tuple[memoryview, ...]]:
-        """Records of the resident rows, ``[block][layer]``."""
-        layout, by_layer = self._context.runner.layout, []
-        for layer in range(layout.n_layers):
+    def _gather(self, reader: SnapshotReader, places: Places) -> _Gathered:
+        runner, n_tokens, by_layer = self._context.runner, self._kept.n_tokens, []
+        slots = SlotGatherer(runner, places, n_tokens) if places else None
+        for layer in range(runner.layout.n_layers):
             self._cancel.check()
             records = [run[2] for run in reader.read_layer(layer)]
-            by_layer.append(take_rows(records, self._kept.n_tokens, layout, self._kept.rows(slots[layer])))
-        return list(zip(*by_layer, strict=True))
+            by_layer.append(take_rows(records, n_tokens, runner.layout, self._kept.rows))
+            if slots is not None:
+                slots.add(records)
+        return _Gathered(list(zip(*by_layer, strict=True)), slots.slots if slots else None)
 
-    def _publish(self, builder: SnapshotBuilder, blocks: list[tuple[memoryview, ...]]) -> int:
+    def _publish(self, builder: SnapshotBuilder, gathered: _Gathered, places: Places) -> int:
         context, subject = self._context, self._subject
         if context.host_tier is not None:
             context.host_tier.forget(subject.ref)
         done: list[int] = []
 
         def fill(entry: ResidentDocument) -> None:
-            self._load(entry, blocks)
-            for records in blocks:
+            self._load(entry, gathered)
+            if gathered.slots is not None:
+                done.append(write_slots(context.store, context.runner, subject, gathered.slots, places))
+            for records in gathered.blocks:
                 builder.append(records)
             done.append(builder.publish(canary=entry.canary).nbytes)
 
-        with context.residency.held(subject.ref, subject.digest, subject.n_rows, fill, self._cancel, fresh=True):
-            return done[0]
+        with context.residency.held(
+            subject.ref,
+            subject.digest,
+            subject.n_rows,
+            fill,
+            self._cancel,
+            n_slot_rows=subject.n_slot_rows,
+            fresh=True,
+        ):
+            return sum(done)
 
-    def _load(self, entry: ResidentDocument, blocks: list[tuple[memoryview, ...]]) -> None:
+    def _load(self, entry: ResidentDocument, gathered: _Gathered) -> None:
         """Into memory, for the canary and for the first question."""
         context, runner, at = self._context, self._context.runner, 0
         entry.handle = context.scheduler.run(runner.new_document, self._kept.n_rows)
-        for records, n_rows in zip(blocks, runner.layout.block_lengths(self._kept.n_rows), strict=True):
+        for records, n_rows in zip(gathered.blocks, runner.layout.block_lengths(self._kept.n_rows), strict=True):
             for layer, record in enumerate(records):
                 context.scheduler.run(runner.load_blocks, entry.handle, layer, at, record, n_rows)
             at += n_rows
+        if gathered.slots is not None:
+            check = self._cancel.check
+            load_slots(context.scheduler, runner, entry.handle, gathered.slots, check, LOADS_AHEAD)
         complete(context, entry, self._kept)
         entry.last_token = self._tokens[-1]
         entry.canary = make_canary(context.last_logits(entry))

@@ -15,6 +15,7 @@ from service.engine.host.host_tier import HostTier
 from service.engine.host.kept import Kept, Subject
 from service.engine.host.opening import open_resident
 from service.engine.host.residency import Residency, ResidentDocument
+from service.engine.host.slots import SlotRecords, load_slots, open_slots, read_slots
 from service.engine.host.tails import TailPool
 from service.engine.host.window import Window
 from service.engine.messages import DocumentRef
@@ -76,11 +77,21 @@ def bring_in(
         entry.source = "host"
         return
     entry.source = "disk"
+    slots = _read_slots(context, subject)  # before memory is taken: a miss is seen at once
     with open_resident(context.store, context.runner, subject) as reader:
         if reader.n_tokens != subject.n_rows:
             raise SnapshotMiss(MissReason.TRUNCATED, f"{reader.n_tokens} tokens, not {subject.n_rows}")
         _restore(context, reader, entry, check)
+        if slots is not None:
+            load_slots(context.scheduler, context.runner, entry.handle, slots, check, LOADS_AHEAD)
         complete(context, entry, subject.kept)
+
+
+def _read_slots(context: HostContext, subject: Subject) -> SlotRecords | None:
+    if not subject.n_slot_rows:
+        return None
+    with open_slots(context.store, context.runner, subject) as reader:
+        return read_slots(reader)
 
 
 def _restore(context: HostContext, reader: SnapshotReader, entry: ResidentDocument, check: Callable[[], None]) -> None:

@@ -106,6 +106,7 @@ class EngineHost:
             resident_tokens=residency.max_tokens,
             sink_multiple=runner.limits.sink_multiple,
             n_index_heads=len(index_heads),
+            has_slots=runner.limits.ragged_slots,
         )
 
     @property

@@ -68,9 +68,11 @@ class HostTier:
     def keep(self, entry: ResidentDocument, wanted: DocumentRef | None = None) -> bool:
         """Copy a complete document, which must stay as it is meanwhile, before it leaves the device.
 
-        False when there is no room even without the others, the one `wanted` next apart. Raises what the runner raises;
-        nothing is kept then.
+        False when there is no room even without the others, the one `wanted` next apart, and for a document with slots.
+        Raises what the runner raises; nothing is kept then.
         """
+        if entry.n_slot_rows:
+            return False
         held = self._reserve(entry, wanted)
         if held is None:
             return False

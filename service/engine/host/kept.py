@@ -1,4 +1,4 @@
-"""What of a windowed document is resident: ``[sinks | summary slots | window]``, rows in the order of their tokens."""
+"""What of a windowed document is resident: the rows ``[sinks | window]``, and summary slots of each head's own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from cache_store.keys import SnapshotKey
 from cache_store.segments import Segments
 from service.engine.digests import digest_of
 from service.engine.messages import DocumentRef, Retention
-from service.engine.protocol import RunnerLimits
+from service.engine.protocol import Runner, RunnerLimits
 
-KEPT_VERSION = 2
+KEPT_VERSION = 3
 """Of how slots are chosen: answers over other slots are other answers, and their KV is of no use."""
 
 QUESTION_GAP = 256
@@ -24,7 +24,8 @@ segments and 1,024 slots none of five questions was answered without the gap, al
 @dataclass(frozen=True, slots=True)
 class Kept:
     """The rows that a retention leaves of a document of `n_tokens` tokens. Sinks and window are the same tokens in
-    every head; each of the `slots` is a token between them, in every head of every layer another one."""
+    every head. `slots` are tokens between them: so many of a head in the mean, in every head of every layer another
+    number of others."""
 
     n_tokens: int
     sinks: int
@@ -33,16 +34,25 @@ class Kept:
     segments: Segments
 
     @classmethod
-    def of(cls, n_tokens: int, retention: Retention) -> "Kept":
-        """Clips what `retention` wishes to what there is; the last token always stays."""
+    def of(cls, n_tokens: int, retention: Retention, *, has_slots: bool) -> "Kept":
+        """Clips what `retention` wishes to what there is; the last token always stays. Where it would keep every token,
+        all are rows. Without `has_slots` the engine has none, and its `summary_tokens` count as 0."""
         sinks = min(retention.sink_tokens, n_tokens - 1)
         window = min(max(retention.window_tokens, 1), n_tokens - sinks)
-        slots = min(retention.summary_tokens, n_tokens - sinks - window)
+        slots = retention.summary_tokens if has_slots else 0
+        if sinks + retention.summary_tokens + window >= n_tokens:
+            slots, window = 0, n_tokens - sinks
         return cls(n_tokens, sinks, slots, window, segments_of(n_tokens, retention))
 
     @property
     def n_rows(self) -> int:
-        return self.sinks + self.slots + self.window
+        """Rows that all heads share."""
+        return self.sinks + self.window
+
+    @property
+    def n_resident(self) -> int:
+        """Rows of a head in the mean, its slots included."""
+        return self.n_rows + self.slots
 
     @property
     def middle(self) -> tuple[int, int]:
@@ -76,29 +86,38 @@ class Kept:
         return digest_of([*token_digest.encode(), *parts])
 
     def row_tokens(self, token_ids: Sequence[int]) -> list[int]:
-        """A token id for each row, 0 for a slot."""
+        """A token id for each row."""
         first, last = self.middle
-        return [*token_ids[:first], *[0] * self.slots, *token_ids[last:]]
+        return [*token_ids[:first], *token_ids[last:]]
 
-    def rows(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The token of each row, ``[n_kv_heads, n_rows]``, of one layer whose slots are ``[n_kv_heads, slots]``."""
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The token of each row, ``[n_rows]``."""
         first, last = self.middle
-        sinks, window = (np.tile(np.arange(*ends), (len(slots), 1)) for ends in ((0, first), (last, self.n_tokens)))
-        return np.concatenate((sinks, slots, window), 1)
+        return np.concatenate((np.arange(first), np.arange(last, self.n_tokens)))
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A document of known tokens, and what of it is resident: all of it when `kept` is None."""
+    """A document of known tokens, and what of it is resident: all of it when `kept` is None. `n_slot_rows`: slots of
+    all heads of all layers together."""
 
     ref: DocumentRef
     token_digest: str
     n_tokens: int
     kept: Kept | None = None
+    n_slot_rows: int = 0
 
     @classmethod
-    def of(cls, ref: DocumentRef, token_digest: str, n_tokens: int, retention: Retention | None) -> "Subject":
-        return cls(ref, token_digest, n_tokens, None if retention is None else Kept.of(n_tokens, retention))
+    def of(
+        cls, runner: Runner, ref: DocumentRef, token_digest: str, n_tokens: int, retention: Retention | None
+    ) -> "Subject":
+        """Of a document that `runner` is to serve."""
+        if retention is None:
+            return cls(ref, token_digest, n_tokens)
+        kept = Kept.of(n_tokens, retention, has_slots=runner.limits.ragged_slots)
+        n_heads = runner.layout.n_layers * runner.layout.n_kv_heads
+        return cls(ref, token_digest, n_tokens, kept, n_heads * kept.slots)
 
     @property
     def segments(self) -> Segments:
@@ -106,8 +125,13 @@ class Subject:
 
     @property
     def n_rows(self) -> int:
-        """Rows in memory."""
+        """Rows in memory that all heads share."""
         return self.n_tokens if self.kept is None else self.kept.n_rows
+
+    @property
+    def n_resident(self) -> int:
+        """Rows of a head in memory, in the mean."""
+        return self.n_tokens if self.kept is None else self.kept.n_resident
 
     @property
     def digest(self) -> str:
@@ -125,8 +149,13 @@ class Subject:
 
     @property
     def key(self) -> SnapshotKey:
-        """Of the snapshot of what is resident."""
+        """Of the snapshot of what is resident, without slots."""
         return self.full_key if self.kept is None else self.full_key.of_kind("resident")
+
+    @property
+    def slots_key(self) -> SnapshotKey:
+        """Of the snapshot of the slots."""
+        return self.full_key.of_kind("slots")
 
     @property
     def scratch(self) -> DocumentRef:

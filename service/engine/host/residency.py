@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 RELEASE_WAIT_S = 10.0
 
+Size = tuple[int, int]
+"""Rows and slots of a document, as the runner counts them."""
+
 
 class DocumentTooLarge(Exception):
     """The document alone needs more memory than there is for documents."""
@@ -25,13 +28,15 @@ class DocumentTooLarge(Exception):
 
 @dataclass(slots=True, eq=False)
 class ResidentDocument:
-    """`handle` is the runner's. `token_digest` names its `n_tokens` rows, which need not be all of the document's.
+    """`handle` is the runner's. `token_digest` names its `n_tokens` rows, which need not be all of the document's, and
+    its `n_slot_rows` slots, those of all heads of all layers together.
     `next_position`, `last_position`: of its rows, None for consecutive tokens. `verified`: its canary agreed, or it was
     computed here. `source`: the tier it was loaded from. A `pinned` one leaves only when no other can."""
 
     ref: DocumentRef
     token_digest: str
     n_tokens: int
+    n_slot_rows: int
     nbytes: int
     handle: Any = None
     last_token: int = -1
@@ -100,6 +105,7 @@ class Residency:
         load: Callable[[ResidentDocument], None],
         cancel: CancelToken,
         *,
+        n_slot_rows: int = 0,
         fresh: bool = False,
         pinned: bool = False,
     ) -> Iterator[tuple[ResidentDocument, bool]]:
@@ -108,7 +114,7 @@ class Residency:
         `load` must set `handle` as soon as there is one; with `fresh` it is called even for a document in
         memory. Raises what `load` raises, Cancelled, DocumentTooLarge.
         """
-        entry, mine = self._enter(ref, token_digest, n_tokens, cancel, fresh)
+        entry, mine = self._enter(ref, token_digest, (n_tokens, n_slot_rows), cancel, fresh)
         entry.pinned = pinned
         try:
             if mine:
@@ -138,14 +144,14 @@ class Residency:
         return ReleaseDone(1, nbytes)
 
     def _enter(
-        self, ref: DocumentRef, digest: str, n_tokens: int, cancel: CancelToken, fresh: bool
+        self, ref: DocumentRef, digest: str, size: Size, cancel: CancelToken, fresh: bool
     ) -> tuple[ResidentDocument, bool]:
         with cancel.calling(self._notify):
             while True:
                 with self._changed:
                     cancel.check()
-                    found = self._found(ref, digest, n_tokens, cancel, fresh)
-                    leaving = None if found else self._begin_leaving(ref, n_tokens)
+                    found = self._found(ref, digest, size, cancel, fresh)
+                    leaving = None if found else self._begin_leaving(ref, size)
                     if found is None and leaving is None:
                         self._wait(self._entries.get(ref))
                 if found is not None:
@@ -154,14 +160,14 @@ class Residency:
                     self._leave_device(leaving, ref)
 
     def _found(
-        self, ref: DocumentRef, digest: str, n_tokens: int, cancel: CancelToken, fresh: bool
+        self, ref: DocumentRef, digest: str, size: Size, cancel: CancelToken, fresh: bool
     ) -> tuple[ResidentDocument, bool] | None:
         """The document if it can be used now, or a new entry for it if there is room."""
         entry = self._entries.get(ref)
         if entry is not None and (fresh or entry.token_digest != digest):
             self._drop(entry)
             entry = None
-        if entry is None and (entry := self._reserve(ref, digest, n_tokens)) is not None:
+        if entry is None and (entry := self._reserve(ref, digest, size)) is not None:
             return self._use(entry, cancel), True
         if entry is not None and not entry.loading and not entry.leaving:
             return self._use(entry, cancel), False
@@ -176,12 +182,12 @@ class Residency:
         entry.users.append(cancel)
         return entry
 
-    def _reserve(self, ref: DocumentRef, digest: str, n_tokens: int) -> ResidentDocument | None:
+    def _reserve(self, ref: DocumentRef, digest: str, size: Size) -> ResidentDocument | None:
         """A new entry if it fits, after evicting what nobody uses where that needs no copy, else None."""
-        nbytes = self._runner.document_nbytes(n_tokens)
+        nbytes = self._runner.document_nbytes(*size)
         if nbytes > self._budget:
             raise DocumentTooLarge(
-                f"the document needs {nbytes} bytes of memory ({n_tokens} tokens), "
+                f"the document needs {nbytes} bytes of memory ({size[0]} tokens), "
                 f"the budget for documents is {self._budget}"
             )
         idle = self._idle() if self._move_out is None else []
@@ -190,18 +196,18 @@ class Residency:
         if self._nbytes + nbytes > self._budget:
             return None
         self._nbytes += nbytes
-        entry = self._entries[ref] = ResidentDocument(ref, digest, n_tokens, nbytes)
+        entry = self._entries[ref] = ResidentDocument(ref, digest, *size, nbytes)
         return entry
 
     def _idle(self) -> list[ResidentDocument]:
         """Documents that nobody uses, the first to go first."""
         return sorted((e for e in self._entries.values() if not e.users), key=lambda e: (e.pinned, e.last_used_s))
 
-    def _begin_leaving(self, ref: DocumentRef, n_tokens: int) -> ResidentDocument | None:
+    def _begin_leaving(self, ref: DocumentRef, size: Size) -> ResidentDocument | None:
         """The next document to make room for `ref`, held by its mover; None while enough are on their way out."""
         idle = self._idle() if self._move_out is not None and ref not in self._entries else []
         going = sum(e.nbytes for e in self._entries.values() if e.leaving)
-        if not idle or self._nbytes - going + self._runner.document_nbytes(n_tokens) <= self._budget:
+        if not idle or self._nbytes - going + self._runner.document_nbytes(*size) <= self._budget:
             return None
         idle[0].leaving = True
         return self._use(idle[0], CancelToken())

@@ -5,36 +5,24 @@ import pytest
 from msgspec.structs import replace
 
 from cache_store.errors import MissReason
-from cache_store.keys import EntryName, SnapshotKey
-from cache_store.reader import SnapshotReader
-from service.engine.fake_rows import FakeRows
+from cache_store.keys import SnapshotKey
 from service.engine.host.kept import QUESTION_GAP
 from service.engine.messages import BuildProgress, DocumentRef
-from tests.service.engine.host.windowed import N_ROWS, N_TOKENS, RETENTION, TOKENS, build_until, built
-
-COLD = SnapshotKey("own", "document", "doc")
-RESIDENT = SnapshotKey("own", "resident", "doc")
-
-
-def opened(lab, key):
-    return SnapshotReader(lab.root / "snapshots", EntryName(key, lab.runner.fingerprint.digest))
-
-
-def rows_of(lab, key, layer: int) -> np.ndarray:
-    """All rows of a layer of a snapshot, bytes ``[n_kv_heads, n, width]``."""
-    with opened(lab, key) as reader:
-        rows = [FakeRows(reader.layout).decode(records, n) for _, _, records, n in reader.read_layer(layer)]
-        return np.concatenate(rows, 1)
-
-
-def files(lab, kind="document"):
-    return [shard.read_bytes() for shard in lab.shards(f"{kind}s")]
-
-
-def damage(shard, at=-3):
-    data = bytearray(shard.read_bytes())
-    data[at] ^= 1
-    shard.write_bytes(data)
+from tests.service.engine.host.test_windowed_slots import slots_of
+from tests.service.engine.host.windowed import (
+    COLD,
+    N_ROWS,
+    N_TOKENS,
+    RESIDENT,
+    RETENTION,
+    TOKENS,
+    build_until,
+    built,
+    damage,
+    files,
+    opened,
+    rows_of,
+)
 
 
 def test_a_build_says_what_it_computed_and_what_stays_in_memory(lab):
@@ -73,34 +61,18 @@ def test_the_resident_rows_are_bytes_of_the_cold_ones(lab):
     lab.start(n_kv_heads=2)
     built(lab.build(tokens=TOKENS, retention=RETENTION))
     with opened(lab, RESIDENT) as reader:
-        assert reader.token_ids.tolist() == [*TOKENS[:8], *[0] * 24, *TOKENS[-40:]]
+        assert reader.token_ids.tolist() == [*TOKENS[:8], *TOKENS[-40:]]
         assert (reader.next_position, reader.last_position) == (264 + QUESTION_GAP, 8 + N_TOKENS - 768 - 1)
     for layer in range(2):
         cold, rows = rows_of(lab, COLD, layer), rows_of(lab, RESIDENT, layer)
-        assert np.array_equal(rows[:, :8], cold[:, :8])
-        assert np.array_equal(rows[:, 32:], cold[:, -40:])
-        assert not np.array_equal(slots_of(lab, layer)[0], slots_of(lab, layer)[1])
-
-
-def slots_of(lab, layer: int) -> list[list[int]]:
-    """The token of each summary slot, by head."""
-    cold, rows = rows_of(lab, COLD, layer), rows_of(lab, RESIDENT, layer)
-    n_slots = rows.shape[1] - 48
-    found = []
-    for of_head, slots in zip(cold, rows[:, 8 : 8 + n_slots], strict=True):
-        places = {row.tobytes(): token for token, row in enumerate(of_head)}
-        found.append([places[row.tobytes()] for row in slots])
-        assert found[-1] == sorted(set(found[-1]))
-        assert found[-1][0] >= 8
-        assert found[-1][-1] < N_TOKENS - 40
-    return found
+        assert np.array_equal(rows, np.concatenate((cold[:, :8], cold[:, -40:]), 1))
 
 
 @pytest.mark.parametrize("stopped_at", [48, 256, 264, 384, 600, 760, 960, 1000])
 def test_a_build_killed_in_any_segment_goes_on_with_equal_bytes(lab, stopped_at):
     lab.start()
     built(lab.build(tokens=TOKENS, retention=RETENTION))
-    whole = files(lab), files(lab, "resident")
+    whole = files(lab), files(lab, "resident", "slots")
     lab.store.delete(COLD)
     lab.host.close()
     lab.start(layer_delay_s=0.002)
@@ -112,7 +84,7 @@ def test_a_build_killed_in_any_segment_goes_on_with_equal_bytes(lab, stopped_at)
     assert done.prefilled_tokens < N_TOKENS - durable + 16
     # The last block may have been the one before the snapshot was published; then nothing is computed or resumed.
     assert done.prefilled_tokens + done.resumed_tokens == (N_TOKENS if done.resumed_tokens else 0)
-    assert (files(lab), files(lab, "resident")) == whole
+    assert (files(lab), files(lab, "resident", "slots")) == whole
 
 
 @pytest.mark.parametrize(("drain", "kept"), [(False, False), (True, True)])
@@ -176,7 +148,7 @@ def test_a_second_build_finds_both_snapshots(lab):
 def test_of_a_damaged_resident_snapshot_only_it_is_made_again(lab):
     lab.start()
     lab.build(tokens=TOKENS, retention=RETENTION)
-    before = files(lab), files(lab, "resident")
+    before = files(lab), files(lab, "resident", "slots")
     lab.host.close()
     damage(lab.shards("residents")[0])
     lab.start()
@@ -184,19 +156,19 @@ def test_of_a_damaged_resident_snapshot_only_it_is_made_again(lab):
     assert (refusal.code, refusal.miss_reason) == ("snapshot_miss", "checksum")
     done = built(lab.build(tokens=TOKENS, retention=RETENTION))
     assert (done.prefilled_tokens, done.already) == (0, False)
-    assert (files(lab), files(lab, "resident")) == before
+    assert (files(lab), files(lab, "resident", "slots")) == before
     lab.done(lab.ask(tokens=TOKENS, retention=RETENTION))
 
 
 def test_a_cold_snapshot_that_turns_out_damaged_is_computed_again(lab):
     lab.start()
     lab.build(tokens=TOKENS, retention=RETENTION)
-    before = files(lab), files(lab, "resident")
+    before = files(lab), files(lab, "resident", "slots")
     lab.store.delete(RESIDENT)
     damage(lab.shards()[0])
     done = built(lab.build(tokens=TOKENS, retention=RETENTION))
     assert done.prefilled_tokens == N_TOKENS
-    assert (files(lab), files(lab, "resident")) == before
+    assert (files(lab), files(lab, "resident", "slots")) == before
     assert [p.name for p in (lab.root / "quarantine").glob("*.json")]
 
 
@@ -230,10 +202,11 @@ def test_slots_are_what_the_replay_looks_at_most(lab):
     ]
     assert [tokens[:2] for tokens, *_ in seen] == [[3, 1]] * 4
     assert [token for tokens, *_ in seen for token in tokens[2:]] == TOKENS[8:-40]
-    many = [slots_of(lab, layer) for layer in range(2)]
+    many = slots_of(lab)
     built(lab.build(tokens=TOKENS, retention=replace(RETENTION, summary_tokens=8)))
-    few = [slots_of(lab, layer) for layer in range(2)]
-    assert all(set(few[i][j]) < set(many[i][j]) for i in range(2) for j in range(2))
+    few = slots_of(lab)
+    assert all(set(few[i][j]) <= set(many[i][j]) for i in range(2) for j in range(2))
+    assert [sum(len(own) for of_layer in slots for own in of_layer) for slots in (many, few)] == [24 * 4, 8 * 4]
     assert lab.host.stats().resident_documents == 1
 
 
