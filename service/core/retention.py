@@ -148,6 +148,7 @@ def usable(policy: Policy, n_tokens: int, info: EngineInfo, bounds: Bounds) -> b
     return (
         info.n_index_heads > 0
         and policy.sink_tokens % info.sink_multiple == 0
+        and (info.has_slots or not policy.summary_tokens)
         and policy.next_position(n_tokens) + bounds.room_tokens <= info.max_context
         and policy.n_read_at_once(n_tokens) <= _most_resident(info, bounds)
         and policy.n_kept <= _most_resident(info, bounds)
@@ -201,8 +202,10 @@ def _most_sinks(kept: Kept, info: EngineInfo, bounds: Bounds) -> int:
 
 
 def _rounded(kept: Kept, info: EngineInfo) -> Kept:
-    """With sinks as this engine can keep them."""
-    return Kept(_up(kept.sink_tokens, info.sink_multiple), kept.summary_tokens, kept.window_tokens)
+    """With sinks as this engine can keep them, and without a summary where it keeps none."""
+    return Kept(
+        _up(kept.sink_tokens, info.sink_multiple), kept.summary_tokens if info.has_slots else 0, kept.window_tokens
+    )
 
 
 def _up(n: int, multiple: int) -> int:

@@ -150,3 +150,12 @@ def test_what_the_engine_is_told():
     assert policy.retention == Retention(16, 1024, 512, 2048, 256)
     assert (policy.next_position(20_000), policy.n_kept) == (16 + 2048 + 256, 1552)
     assert resolve(5000, parse_wish("small"), info(), BOUNDS).next_position(5000) == 5000
+
+
+def test_where_the_engine_keeps_no_summary_none_is_asked_for():
+    without, asked = info(has_slots=False), wish(16, 1024, 512)
+    assert resolve(20_000, asked, without, BOUNDS).summary_tokens == 0
+    policy = resolve(20_000, asked, info(), BOUNDS)
+    assert policy.summary_tokens == 1024
+    assert usable(policy, 20_000, info(), BOUNDS)
+    assert not usable(policy, 20_000, without, BOUNDS)

@@ -25,7 +25,7 @@ from service.engine.messages import (
 from service.engine.scheduler.cancel import Reason
 
 N_TOKENS = 2500
-RETENTION = Retention(256, 200, 100, segment_tokens=1024, fetch_tokens=96)
+RETENTION = Retention(256, 0, 300, segment_tokens=1024, fetch_tokens=96)
 N_ROWS = 556
 A, B = DocumentRef("own", "a"), DocumentRef("own", "b")
 HEADS = [(1, 1), (2, 0)]
