@@ -96,7 +96,7 @@ def test_answers_are_the_same_before_and_after_a_restart(hashing: Server):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("kind", ["documents", "residents"])
+@pytest.mark.parametrize("kind", ["documents", "residents", "slots"])
 def test_damage_is_told_and_only_what_was_lost_is_made_again(hashing: Server, kind: str):
     read = hashing.ready(document(marked=7), retention=KEPT)
     before = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
