@@ -103,7 +103,7 @@ class Lab:
 
     @property
     def subject(self) -> Subject:
-        return Subject.of(REF, digest_of(self.ids), self.n_tokens, None)
+        return Subject(REF, digest_of(self.ids), self.n_tokens)
 
     def entry(self) -> ResidentDocument:
         return ResidentDocument(REF, digest_of(self.ids), self.n_tokens, self.nbytes)
