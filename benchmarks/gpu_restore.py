@@ -106,7 +106,7 @@ class Lab:
         return Subject(REF, digest_of(self.ids), self.n_tokens)
 
     def entry(self) -> ResidentDocument:
-        return ResidentDocument(REF, digest_of(self.ids), self.n_tokens, self.nbytes)
+        return ResidentDocument(REF, digest_of(self.ids), self.n_tokens, 0, self.nbytes)
 
     def restored(self, store: SnapshotStore) -> tuple[ResidentDocument, float]:
         """A document from the store, and the seconds until it could be used."""
