@@ -108,7 +108,7 @@ def write(
 def finish(source: Path, card: ModelCard, models_dir: Path, name: str) -> Path:
     """Import a written directory with the prompt of the model it comes from, and take over that model's gates: how far
     a KV type moves predictions is not what these copies are compared for."""
-    import_model(source, name=name, models_dir=models_dir, measure=lambda *_: {})
+    import_model(source, name=name, models_dir=models_dir, measure=lambda *_: {}, find_heads=lambda *_: None)
     made = load_card(models_dir / name)
     digests = msgspec.structs.replace(made.digests, template=card.digests.template)
     save_card(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from litestar.testing import TestClient
@@ -13,6 +14,9 @@ from litestar.testing import TestClient
 from service.app import create_app
 from service.cli import main
 from service.core import datadir
+from service.engine.index_heads import IndexHead, IndexHeads, save_index_heads
+from service.engine.models.card import ModelCard, ModelDigests, save_card
+from service.engine.prompt import PromptParts
 from service.settings import Settings
 
 TEXT = "The safety officer is Bartholomew Kemp. The connection fee is 1,275 pounds.\n"
@@ -154,6 +158,7 @@ def test_what_the_terminal_read_the_server_has_and_the_reverse(preread, settings
         (("ask", "doc_x", "Who?", "--retention", "small"), 1, "--retention is for a file"),
         (("ingest", __file__, "--retention", "huge"), 1, "retention is `full`, `balanced`, `small`"),
         (("models", "verify", "nothing"), 1, "no model"),
+        (("models", "index-heads", "nothing"), 1, "no model"),
         (("serve", "--host", "0.0.0.0"), 1, "no API keys"),
         (("unknown",), 2, "No such command"),
     ],
@@ -209,6 +214,26 @@ def test_models_list(preread, settings: Settings) -> None:
     (settings.models_dir / "broken").mkdir(parents=True)
     (settings.models_dir / "broken" / "preread.json").write_text("{}")
     assert "broken: damaged" in preread("models", "list").stdout
+
+
+def test_models_list_tells_index_heads(preread, settings: Settings) -> None:
+    path = settings.models_dir / "tiny"
+    path.mkdir(parents=True)
+    digests = ModelDigests("w" * 32, "c" * 32, "t" * 32, "p" * 32, "r" * 32)
+    card = ModelCard(
+        format_version=1, name="tiny", source="tiny.gguf", architecture="llama", n_layers=2, n_heads=4, n_kv_heads=2,
+        head_dim=32, max_context=512, vocab_size=384, n_parameters=0, dtype="float32", eos_token_ids=[2],
+        quantization="none", digests=digests, prompt=PromptParts("", "", "", "", ""), files={},
+    )  # fmt: skip
+    save_card(card, path)
+    assert "preread models index-heads tiny" in preread("models", "list").stdout
+    found = IndexHeads(1, digests.weights, [IndexHead(1, 0, 0.9)], 0.9, 1.0, 20)
+    save_index_heads(found, path)
+    assert "index heads 1/0" in preread("models", "list").stdout
+    (row,) = json.loads(preread("models", "list", "--json").stdout)["models"]
+    assert row["index_heads"] == [{"layer": 1, "head": 0, "mean_reciprocal_rank": 0.9}]
+    save_index_heads(msgspec.structs.replace(found, weights="other"), path)
+    assert "belongs to other weights" in preread("models", "list").stdout
 
 
 def test_snapshots_list_and_verify(preread, settings: Settings, file: Path) -> None:

@@ -38,7 +38,7 @@ def tiny_dir(tokenizer_json, tmp_path_factory):
     (source / "chat_template.jinja").write_text(TEMPLATE)
     gate = KVGate(0.0, 0.0, 1.0, True)
     gates = {"k8v8": gate, "k8v4": gate, "k4v4": gate}
-    import_model(source, name="tiny", models_dir=models_dir, measure=lambda *_: gates)
+    import_model(source, name="tiny", models_dir=models_dir, measure=lambda *_: gates, find_heads=lambda *_: None)
     return models_dir / "tiny"
 
 

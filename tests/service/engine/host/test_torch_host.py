@@ -48,7 +48,7 @@ def models(tmp_path_factory, tokenizer_json):
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
     (root / "source" / "tokenizer_config.json").write_text(json.dumps(names))
     passed = {"k8v4": KVGate(mean_kl=0.0, p99_kl=0.0, top1_agreement=1.0, allowed=True)}
-    import_model(root / "source", name="tiny", models_dir=root, measure=lambda *_: passed)
+    import_model(root / "source", name="tiny", models_dir=root, measure=lambda *_: passed, find_heads=lambda *_: None)
     return root
 
 

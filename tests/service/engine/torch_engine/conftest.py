@@ -44,7 +44,7 @@ def hf_dir(tokenizer_json, tmp_path_factory):
 @pytest.fixture(scope="session")
 def model_dir(hf_dir, tmp_path_factory):
     models_dir = tmp_path_factory.mktemp("models")
-    import_model(hf_dir, name="tiny", models_dir=models_dir)
+    import_model(hf_dir, name="tiny", models_dir=models_dir, find_heads=lambda *_: None)
     return models_dir / "tiny"
 
 
