@@ -22,7 +22,8 @@ class Table:
 
 def page(facts: Mapping[str, object], tables: Mapping[str, Table]) -> str:
     """The whole page. `facts` are put into the text by their names."""
-    return _PAGE.format(**facts, **{name: table.text for name, table in tables.items()})
+    text = _PAGE.format(**facts, **{name: table.text for name, table in tables.items()})
+    return text if len(tables["by_segment"].rows) > 1 else text.split("\n## By length of segments")[0]
 
 
 _PAGE = """# Recall of what is fetched
@@ -30,7 +31,9 @@ _PAGE = """# Recall of what is fetched
 Written by `benchmarks/recall.py`; do not edit. A windowed document answers from what is resident and from what is
 fetched for the question. This page says how often the sentence with the answer, all of it, is among what is fetched.
 
-Model: {model}. Its index heads (layer/KV head): {heads}, found in other text, with other facts and other wordings.
+Model: {model}. Its index heads (layer/KV head): {heads}; they were found in
+other text, with other facts and other wordings.
+
 {documents} documents of {tokens:,} tokens each, from the text that comes with every Python (chapters of the language
 reference, docstrings of packages), cut into segments of {segment:,} tokens; {questions} questions about planted
 sentences, in {wordings} wordings. A question is computed over the first {sinks} tokens and the last {window} only, and
