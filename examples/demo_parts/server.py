@@ -22,7 +22,9 @@ READY_S = 600.0
 STOP_S = 30.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What may be chosen from outside: the rest of a user's settings (database, port, ...) is not for a demo.
-TAKEN_OVER = ("PREREAD_ENGINE", "PREREAD_COMPUTE_DTYPE", "PREREAD_KV_TYPE", "PREREAD_THREADS")
+TAKEN_OVER = (
+    "PREREAD_ENGINE", "PREREAD_COMPUTE_DTYPE", "PREREAD_KV_TYPE", "PREREAD_THREADS", "PREREAD_MAX_DOCUMENT_TOKENS",
+)  # fmt: skip
 
 
 class Server:

@@ -42,8 +42,8 @@ def wait_until(condition, timeout_s: float = 60.0) -> None:
 
 
 def test_a_failure_says_why_shows_the_log_and_leaves_no_server(tmp_path):
-    # The fake engine counts bytes as tokens: the contract is too long for it.
-    demo = start(tmp_path / "run", PREREAD_ENGINE="fake")
+    # The fake engine counts bytes as tokens: the contract has more than that.
+    demo = start(tmp_path / "run", PREREAD_ENGINE="fake", PREREAD_MAX_DOCUMENT_TOKENS="10000")
     out, _ = demo.communicate(timeout=100)
     assert demo.returncode == 1, out
     assert "ready after" in out
