@@ -5,6 +5,7 @@
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 KINDS = ("prose", "code", "uuid", "cell", "aggregate")
@@ -52,9 +53,9 @@ def plants(rng: random.Random, n_each: int = 10) -> tuple[list[Plant], list[Ques
     planted: list[Plant] = []
     asked: list[Question] = []
     for found in (
-        _keepers(rng, things, n_each),
-        _codes(rng, things, n_each),
-        _serials(rng, things, max(1, n_each // 2)),
+        _named(rng, things, n_each, "prose", "keeper", _person),
+        _named(rng, things, n_each, "code", "access code", _code),
+        _named(rng, things, max(1, n_each // 2), "uuid", "serial number", _uuid),
         *(_table(rng, things, place) for place in (0.25, 0.7)),
         *_aggregates(rng, n_each),
     ):
@@ -80,35 +81,21 @@ def _uuid(rng: random.Random) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-def _keepers(rng: random.Random, things: list[str], n: int) -> _Found:
+def _named(
+    rng: random.Random, things: list[str], n: int, kind: str, asked_for: str, value: Callable[[random.Random], str]
+) -> _Found:
+    """Sentences that each name one value of one thing, spread over the text."""
     asked = []
+    who = "Who" if kind == "prose" else "What"
     for _ in range(n):
-        thing, person = things.pop(), _person(rng)
-        lead = f"The keeper of {thing} is"
-        asked.append(Question("prose", f"Who is the keeper of {thing}?", lead, person, f"{lead} {person}."))
-    return _spread(rng, asked), asked
-
-
-def _codes(rng: random.Random, things: list[str], n: int) -> _Found:
-    asked = []
-    for _ in range(n):
-        thing, code = things.pop(), _code(rng)
-        lead = f"The access code of {thing} is"
-        asked.append(Question("code", f"What is the access code of {thing}?", lead, code, f"{lead} {code}."))
+        thing, found = things.pop(), value(rng)
+        lead = f"The {asked_for} of {thing} is"
+        asked.append(Question(kind, f"{who} is the {asked_for} of {thing}?", lead, found, f"{lead} {found}."))
     return _spread(rng, asked), asked
 
 
 def _spread(rng: random.Random, asked: list[Question]) -> list[Plant]:
     return [Plant(q.sentence, (i + rng.random()) / len(asked)) for i, q in enumerate(asked)]
-
-
-def _serials(rng: random.Random, things: list[str], n: int) -> _Found:
-    asked = []
-    for _ in range(n):
-        thing, serial = things.pop(), _uuid(rng)
-        lead = f"The serial number of {thing} is"
-        asked.append(Question("uuid", f"What is the serial number of {thing}?", lead, serial, f"{lead} {serial}."))
-    return _spread(rng, asked), asked
 
 
 def _table(rng: random.Random, things: list[str], place: float) -> _Found:

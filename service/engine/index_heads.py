@@ -5,13 +5,13 @@ and kept in the model's directory. They choose what is fetched and change nothin
 of a fingerprint.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from service.engine.models.card import load_card
 from service.engine.models.errors import ModelDamaged
+from service.engine.models.record import save_record, version_of
 
 HEADS_NAME = "index_heads.json"
 HEADS_VERSION = 1
@@ -46,18 +46,9 @@ class IndexHeads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [(head.layer, head.head) for head in self.heads]
 
 
-class _Version(msgspec.Struct):
-    format_version: int
-
-
 def save_index_heads(found: IndexHeads, model_dir: Path) -> None:
     """Write the file, replacing an earlier one at once; durable when this returns."""
-    temporary = model_dir / f".{HEADS_NAME}.{os.getpid()}"
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(model_dir / HEADS_NAME)
+    save_record(found, model_dir / HEADS_NAME)
 
 
 def load_index_heads(model_dir: Path) -> list[tuple[int, int]]:
@@ -87,7 +78,7 @@ def read_index_heads(model_dir: Path) -> IndexHeads | None:
 
 def _decode(data: bytes, path: Path) -> IndexHeads:
     try:
-        version = msgspec.json.decode(data, type=_Version).format_version
+        version = version_of(data)
         if version == HEADS_VERSION:
             return msgspec.json.decode(data, type=IndexHeads)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

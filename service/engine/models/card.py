@@ -4,7 +4,6 @@ Read by the API process, so nothing here imports torch.
 """
 
 import hashlib
-import os
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ from service.engine.models.errors import (
     ModelDamaged,
     ModelNotFound,
 )
+from service.engine.models.record import save_record, version_of
 from service.engine.prompt import PromptParts
 
 CARD_NAME = "preread.json"
@@ -85,18 +85,9 @@ class ModelCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.quantization != "none"
 
 
-class _Version(msgspec.Struct):
-    format_version: int
-
-
 def save_card(card: ModelCard, model_dir: Path) -> None:
     """Write the card, replacing an earlier one at once; durable when this returns."""
-    temporary = model_dir / f".{CARD_NAME}.{os.getpid()}"
-    with temporary.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(card), indent=1) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(model_dir / CARD_NAME)
+    save_record(card, model_dir / CARD_NAME)
 
 
 def load_card(model_dir: Path) -> ModelCard:
@@ -124,7 +115,7 @@ def _not_a_model(model_dir: Path) -> str:
 
 def _decode(data: bytes, path: Path) -> ModelCard:
     try:
-        version = msgspec.json.decode(data, type=_Version).format_version
+        version = version_of(data)
         if version == CARD_VERSION:
             return msgspec.json.decode(data, type=ModelCard)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -23,17 +23,13 @@ from service.engine.messages import (
     TurnRef,
 )
 from service.engine.scheduler.cancel import Reason
+from tests.service.engine.windowed_host import Words
 
 N_TOKENS = 2500
 RETENTION = Retention(256, 0, 300, segment_tokens=1024, fetch_tokens=96)
 N_ROWS = 556
 A, B = DocumentRef("own", "a"), DocumentRef("own", "b")
 HEADS = [(1, 1), (2, 0)]
-
-
-class Words:
-    def decode(self, ids: list[int]) -> str:
-        return "".join(f"<{i}>" for i in ids)
 
 
 class Engine:
