@@ -129,7 +129,8 @@ def check_queries(result: Result, runner: Exl2Runner) -> None:
 
 
 def add_apart(result: Result, what: str, got: Tensor, expected: Tensor) -> None:
-    error = float((got - expected.float().cpu()).abs().max() / got.abs().max())
+    got, expected = got.float().cpu(), expected.float().cpu()
+    error = float((got - expected).abs().max() / got.abs().max())
     figure = f"{error:.1e} apart, relative to the largest"
     result.add(Row(what, figure, target="under 1e-2", met=error < 1e-2, must=True))
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from benchmarks.fidelity_parts import hybrid
 from benchmarks.fidelity_parts.reader import KV, Kept
 from benchmarks.fidelity_parts.replays import N_SINKS, Looked
-from ingest.compaction import select_layered, select_ragged, select_uniform
+from benchmarks.fidelity_parts.selection import select_layered, select_uniform
+from ingest.compaction import select_ragged
 
 WINDOW_TOKENS = 128
 _HELD_OUT_EVERY, _HELD_OUT_ROWS = 320, 64

@@ -12,7 +12,7 @@ from benchmarks.fidelity_parts.keep import Budget, Fit
 from benchmarks.fidelity_parts.measure import Answers, Outcome, everything
 from benchmarks.fidelity_parts.reader import Kept, Reader
 from benchmarks.fidelity_parts.replays import Wording, replay
-from ingest.compaction import max_pool
+from benchmarks.fidelity_parts.selection import max_pool
 
 RATIOS = (1, 2, 4, 8, 16, 32)
 FETCH_TOKENS = 256

@@ -28,8 +28,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `engine`: "torch"; "exl2", on an NVIDIA card; or "fake" (no model; `model_dir` may be "", then tokens are bytes).
     `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
     `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
-    sessions keep their turns in memory. `index_budget_nbytes` of host memory hold the indexes of windowed documents.
-    `fake_script`: token ids of every answer of a fake engine.
+    sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
+    of windowed documents. `fake_script`: token ids of every answer of a fake engine.
 
     Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
@@ -175,6 +175,7 @@ def _torch_parts(config: EngineConfig) -> _Parts:
 
 def _exl2_parts(config: EngineConfig) -> _Parts:
     from service.engine.exl2_engine.loading import Options, load_runner
+    from service.engine.index_heads import load_index_heads
 
     model_dir = Path(config.model_dir)
     on_cpu = config.device == "cpu"
@@ -186,6 +187,7 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         max_rows=config.max_batch,
         backend=config.attention_backend,
         product=config.product,
+        index_nbytes=config.index_budget_nbytes if load_index_heads(model_dir) else 0,
         reserve_nbytes=config.gpu_reserve_nbytes,
         pool_nbytes=config.resident_budget_nbytes if on_cpu else config.gpu_pool_nbytes or None,
         graphs=config.cuda_graphs,

@@ -31,6 +31,7 @@ class FakeRunner:
 
     name = "fake"
     compute_dtype = "float32"
+    device = torch.device("cpu")
     tier = "host"
 
     def __init__(

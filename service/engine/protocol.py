@@ -126,6 +126,11 @@ class Runner(Protocol):
     compute_dtype: str
 
     @property
+    def device(self) -> Any:
+        """Where it computes, a torch.device."""
+        ...
+
+    @property
     def tier(self) -> str:
         """Where documents live: `gpu` or `host`."""
         ...
@@ -216,9 +221,9 @@ class Runner(Protocol):
 
     def question_queries(self, rows: Rows, heads: Sequence[tuple[int, int]]) -> Any:
         """Queries of KV heads ``(layer, head)`` for the tokens of `rows`, which are computed for once, as deep as the
-        deepest of these layers, and not stored; the tail stays as it is. Gives a float32 CPU tensor
-        ``[len(heads), heads per KV head, len(rows.tokens), head_dim]``: after RoPE, in the space of the stored keys,
-        scaled, so that a product with a decoded key is the attention score."""
+        deepest of these layers, and not stored; the tail stays as it is. Gives a float32 tensor on
+        `device` ``[len(heads), heads per KV head, len(rows.tokens), head_dim]``: after RoPE, in the space of the stored
+        keys, scaled, so that a product with a decoded key is the attention score."""
         ...
 
     def free_document(self, document: Any) -> None: ...

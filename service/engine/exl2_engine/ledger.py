@@ -19,6 +19,7 @@ from service.engine.exl2_engine.scratch import (
     rope_table,
     step_work,
 )
+from service.engine.fetch.index import SCORING_NBYTES
 from service.engine.models.errors import ModelError
 from service.engine.models.weights import TensorSpan
 
@@ -51,6 +52,7 @@ class Sizes:
     at a time in prefill. `replay_scores`: scores of a repetition at a time. `import_nbytes`: records on their way
     into a tail at a time. `max_dq_elements`: exllamav2's `max_dq_size`. `logit_rows`: most rows whose logits one
     forward gives. `graph_rows`: rows of the captured decode steps, each captured for `graph_contexts` lengths.
+    `index_nbytes`: of the indexes of windowed documents, if the model has heads for them.
     """
 
     max_context: int
@@ -68,6 +70,7 @@ class Sizes:
     graph_contexts: int = 3
     share_head: bool = True
     tail_itemsize: int = 2
+    index_nbytes: int = 0
     reserve_nbytes: int = RESERVE_NBYTES
 
 
@@ -179,8 +182,10 @@ def _work_lines(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Siz
     widest = max((*sizes.graph_rows, 1))
     captured = step_work(shape, quantized, widest, TAIL_PARTS + DOCUMENT_PARTS) if n_graphs else 0
     outputs = sum(logits_work(shape, rows) for rows in sizes.graph_rows) * sizes.graph_contexts
+    scoring = SCORING_NBYTES if sizes.index_nbytes else 0
     return [
-        Line("one chunk or one long question", max(prefill, question), "work"),
+        Line("indexes of windowed documents", sizes.index_nbytes, "work"),
+        Line("one chunk or one long question", max(prefill, question, scoring), "work"),
         Line("decoded past of a chunk", past_piece(shape, sizes.piece_tokens) + scratch, "work"),
         Line("captured decode steps", captured + outputs + n_graphs * GRAPH_NBYTES, "work"),
         Line("workspaces of cuBLAS", WORKSPACES_NBYTES, "work"),

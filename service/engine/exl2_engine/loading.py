@@ -36,7 +36,8 @@ class Options:
     """What an operator chose. `max_context` 0 is the model's own, as much of it as fits. `pool_nbytes` None takes all
     that is left of a card; on a CPU it must be given. `graphs`: capture decode steps, on a card.
 
-    `max_rows`: sequences in one step, for which graphs are captured.
+    `max_rows`: sequences in one step, for which graphs are captured. `index_nbytes`: of a card, for the indexes of
+    windowed documents.
     """
 
     kv_type: KVType
@@ -47,6 +48,7 @@ class Options:
     chunk_tokens: int = CHUNK_TOKENS
     backend: Choice = "auto"
     product: ProductChoice = "auto"
+    index_nbytes: int = 0
     reserve_nbytes: int = RESERVE_NBYTES
     pool_nbytes: int | None = None
     graphs: bool = True
@@ -160,6 +162,7 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -
         import_nbytes=IMPORT_NBYTES,
         logit_rows=HEAD_ROWS,
         pool_nbytes=options.pool_nbytes,
+        index_nbytes=options.index_nbytes,
         reserve_nbytes=options.reserve_nbytes,
     )
     config = json.loads((model_dir / "config.json").read_text("utf-8"))

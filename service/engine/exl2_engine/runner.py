@@ -74,7 +74,7 @@ class Exl2Runner:
         self._document_model: DecoderModel = getattr(model, "for_documents", model)
         self.backend = backend
         self._tails = tails
-        self._device = model.device
+        self.device = model.device
         self._on_card = model.device.type == "cuda"
         self._exports = torch.cuda.Stream(model.device) if self._on_card else None
         self._loader = BlockLoader(pool.layers, pool.layout, CopyStream(model.device))
@@ -92,8 +92,8 @@ class Exl2Runner:
         """Let documents that leave the card go to at most `budget_nbytes` bytes of host memory, allocated from now on
         in the background."""
         row = self.layout.record_nbytes(self.layout.block_tokens)
-        memory = HostMemory(row, budget_nbytes, self._device)
-        self.host_copies = BlockCopies(self.pool.layers, self.layout, CopyStream(self._device), memory)
+        memory = HostMemory(row, budget_nbytes, self.device)
+        self.host_copies = BlockCopies(self.pool.layers, self.layout, CopyStream(self.device), memory)
 
     @property
     def tails_used(self) -> int:
@@ -111,7 +111,7 @@ class Exl2Runner:
         not."""
         try:
             if self._on_card:
-                torch.cuda.synchronize(self._device)
+                torch.cuda.synchronize(self.device)
         except Exception:
             return False
         return True
@@ -156,8 +156,8 @@ class Exl2Runner:
         self, document: Document, own: Tensor, tokens: Sequence[int], between_layers: Callable[[], None] | None
     ) -> Export:
         model, backend, past, n = self._document_model, self.backend, document.n_tokens, len(tokens)
-        export, pace = Export(self.layout, n, self._device, self._exports), Pace(self._device)
-        positions = torch.arange(past, past + n, dtype=torch.int32, device=self._device)
+        export, pace = Export(self.layout, n, self.device, self._exports), Pace(self.device)
+        positions = torch.arange(past, past + n, dtype=torch.int32, device=self.device)
         x = model.embed(self._to_device(torch.tensor(tokens, dtype=torch.int32)))
         for layer, pool in enumerate(self.pool.layers):
             q, k, v = rotated_qkv(model, backend, layer, x, positions)
@@ -274,7 +274,7 @@ class Exl2Runner:
             found |= {(i, head): by_head[head].float() for i, head in heads if i == layer}
             if layer < deepest:
                 x = self._after_append(layer, q, x, packed.step)
-        return torch.stack([found[layer, head] for layer, head in heads]).cpu() * model.scale
+        return torch.stack([found[layer, head] for layer, head in heads]) * model.scale
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
@@ -295,7 +295,7 @@ class Exl2Runner:
         x = self.hidden(packed)
         wanted = x.index_select(0, packed.wanted[: len(plan.wanted)])
         if not len(wanted):
-            return torch.empty((0, self._model.vocab_size), device=self._device)
+            return torch.empty((0, self._model.vocab_size), device=self.device)
         if len(wanted) <= HEAD_ROWS:
             return self._model.head(wanted).float()
         return torch.cat([self._model.head(part).float().cpu() for part in wanted.split(HEAD_ROWS)])
@@ -334,7 +334,7 @@ class Exl2Runner:
         if not self._on_card:
             return host
         pinned = host if host.is_pinned() else host.pin_memory()
-        return pinned.to(self._device, non_blocking=True)
+        return pinned.to(self.device, non_blocking=True)
 
     def _to_host(self, logits: Tensor) -> Tensor:
         """Waits for the step. The memory is the caller's for as long as it keeps it."""

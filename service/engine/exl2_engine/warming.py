@@ -8,12 +8,16 @@ import torch
 
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.runner import Exl2Runner
+from service.engine.fetch.index import KeyIndex
 from service.engine.protocol import Rows
 
 log = logging.getLogger(__name__)
 
 ROWS = (1, 3, 16, 32, 60, 250, 256)
 """Kernels are compiled apart for one row, for multiples of 16 and for other numbers, and for tiles of several sizes."""
+
+INDEX_TOKENS = 1000
+"""Of an index that is scored. Not whole spans: so that every kernel of it is loaded."""
 
 
 def warm_up(runner: Exl2Runner, model: DecoderModel) -> None:
@@ -42,7 +46,10 @@ def warm_up(runner: Exl2Runner, model: DecoderModel) -> None:
         runner.truncate_tail(slot, 0)
         runner.import_tail(slot, blocks, 1, fetched=True)
         runner.drop_fetched(slot)
-        runner.question_queries(Rows(slot, document, tokens[: min(ROWS[2], limits.tail_tokens)]), [(0, 0)])
+        queries = runner.question_queries(Rows(slot, document, tokens[: min(ROWS[2], limits.tail_tokens)]), [(0, 0)])
+        index = KeyIndex(layout, INDEX_TOKENS, [(0, 0)])
+        index.move_to(model.device)
+        index.scores(queries, [(0, 1)])
         runner.replay(document, tokens[: limits.chunk_tokens], 0, 0, n_tokens)
     finally:
         runner.free_tail(slot)

@@ -5,7 +5,7 @@ them). So a question's attention over *all* keys of these few heads says which t
 bytes of memory per token.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,12 +14,16 @@ from cache_store.layout import GROUP, KVLayout, packed_nbytes
 
 SPAN_TOKENS = 16
 """Spans are counted from a document's first token. A segment is a multiple of 256 tokens: no span crosses its end."""
+SCORING_NBYTES = 64 << 20
+"""Memory that scoring takes for a while at most, beside the keys: what `_PIECE` allows, several times over."""
 _POWER = 0.7
-_SLICE_TOKENS = 8192  # scored at a time, so that memory stays bounded whatever a document's length
+_PIECE = 1 << 21  # scores, or masses, computed at a time: memory stays bounded whatever the lengths
+_SLICE_TOKENS = 8192  # scored at a time by a processor, whose caches hold that many keys
 
 
 class KeyIndex:
-    """Keys of `heads`, pairs of layer and KV head, for `n_tokens` tokens. Empty at first; `add` fills it.
+    """Keys of `heads`, pairs of layer and KV head, for `n_tokens` tokens. Empty at first; `add` fills it, in host
+    memory; `move_to` takes it to the device that scores.
 
     Scores are those of attention in FP32 over the decoded keys, in the space that the KV type stores.
     """
@@ -44,6 +48,16 @@ class KeyIndex:
     def nbytes(self) -> int:
         """Bytes of the keys in memory."""
         return self._codes.nbytes + self._scales.nbytes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the keys lie, and scores are computed."""
+        return self._codes.device
+
+    def move_to(self, device: torch.device) -> None:
+        """Keep and score the keys on a device from now on; only for the thread that computes on it. Nothing can be
+        added behind it."""
+        self._codes, self._scales = self._codes.to(device), self._scales.to(device)
 
     def add(self, layer: int, first_token: int, records: memoryview, n_tokens: int) -> None:
         """Take the keys out of consecutive records of one layer that hold the tokens from `first_token` on.
@@ -76,44 +90,59 @@ class KeyIndex:
 
     @torch.inference_mode()
     def scores(self, queries: Tensor, resident: Sequence[tuple[int, int]] = ()) -> Tensor:
-        """How much a question looks at each span: float32 ``[n_spans]``, spans of SPAN_TOKENS (the last is shorter).
+        """How much a question looks at each span: float32 ``[n_spans]`` on the CPU, spans of SPAN_TOKENS (the last is
+        shorter).
 
         `queries`: ``[n_heads, heads per KV head, rows, head_dim]`` as `Runner.question_queries` gives them, of the
-        rows that shall count. Tokens in `resident`, ranges ``[first, last)``, take their share of the attention, but
-        do not count for their span. See `combined` for how rows and heads become one figure. Raises ValueError for
-        another shape.
+        rows that shall count, on any device. Tokens in `resident`, ranges ``[first, last)``, take their share of the
+        attention, but do not count for their span. See `figures_of_head` for how rows and heads become one figure.
+        Raises ValueError for another shape.
         """
         self._check(queries)
-        # one head after the other: a long question over a long document would take much memory for all at once
-        return combined(self._masses(place, queries, SPAN_TOKENS, resident) for place in range(len(self.heads)))
+        queries = queries.to(self._codes.device, torch.float32)
+        figures = [self._figures(place, queries[place], resident) for place in range(len(self.heads))]
+        return torch.stack(figures).mean(0).cpu()
+
+    def _figures(self, place: int, queries: Tensor, resident: Sequence[tuple[int, int]]) -> Tensor:
+        """``[n_spans]`` of one head: some rows after the other, as many as `_PIECE` allows."""
+        n_spans = -(-self.n_tokens // SPAN_TOKENS)
+        parts = queries.split(max(_PIECE // (len(queries) * n_spans), 1), 1)
+        figures = [figures_of_head(self._masses(place, part, SPAN_TOKENS, resident)) for part in parts]
+        if len(figures) == 1:
+            return figures[0]
+        shares = torch.tensor([part.shape[1] / queries.shape[1] for part in parts], device=self._codes.device)
+        return shares @ torch.stack(figures)
 
     @torch.inference_mode()
     def masses(
         self, queries: Tensor, span_tokens: int = SPAN_TOKENS, resident: Sequence[tuple[int, int]] = ()
     ) -> Tensor:
         """Attention probability of each span, exact over all tokens of the document: float32
-        ``[n_heads, heads per KV head, rows, n_spans]``. Arguments and errors are those of `scores`."""
+        ``[n_heads, heads per KV head, rows, n_spans]`` on the CPU. Arguments and errors are those of `scores`."""
         self._check(queries)
-        places = range(len(self.heads))
-        return torch.stack([self._masses(place, queries, span_tokens, resident) for place in places])
+        queries = queries.to(self._codes.device, torch.float32)
+        # one head after the other: a long question over a long document would take much memory for all at once
+        return torch.stack([self._masses(i, q, span_tokens, resident).cpu() for i, q in enumerate(queries)])
 
     def _check(self, queries: Tensor) -> None:
         if queries.dim() != 4 or len(queries) != len(self.heads) or queries.shape[-1] != self._layout.head_dim:
             raise ValueError(f"queries of shape {list(queries.shape)} do not fit {len(self.heads)} index heads")
 
     def _masses(self, place: int, queries: Tensor, span_tokens: int, resident: Sequence[tuple[int, int]]) -> Tensor:
-        """``[heads per KV head, rows, n_spans]`` of one head."""
-        _, group, rows, head_dim = queries.shape
-        q = queries[place].to(torch.float32).reshape(group * rows, head_dim)
-        step = _SLICE_TOKENS // span_tokens * span_tokens
+        """``[heads per KV head, rows, n_spans]`` of one head, for its queries."""
+        group, rows, head_dim = queries.shape
+        q = queries.flatten(0, 1)
+        most = _SLICE_TOKENS if self._codes.device.type == "cpu" else _PIECE
+        step = max(min(most, _PIECE // max(len(q), head_dim)) // span_tokens, 1) * span_tokens
         cold: list[Tensor] = []
         kept: list[Tensor] = []
         for first in range(0, self.n_tokens, step):
             scores = q @ self._keys(place, first, first + step).T
             for begin, end in resident:
                 part = scores[:, max(begin - first, 0) : max(end - first, 0)]
-                kept.append(part.logsumexp(-1, keepdim=True))
-                part.fill_(-torch.inf)
+                if part.shape[1]:
+                    kept.append(part.logsumexp(-1, keepdim=True))
+                    part.fill_(-torch.inf)
             cold.append(_span_logs(scores, span_tokens))
         n_spans = sum(part.shape[1] for part in cold)
         return torch.cat((*cold, *kept), -1).softmax(-1)[:, :n_spans].view(group, rows, -1)
@@ -130,18 +159,14 @@ class KeyIndex:
         return values
 
 
-def combined(masses: Iterable[Tensor]) -> Tensor:
-    """One figure per span, ``[n_spans]``, from each head's ``[heads per KV head, rows, n_spans]`` probabilities.
-
-    The mean over rows and heads of the probability to the power of 0.7: a span that several words of the question look
-    at counts for more than one that a single word is sure of, and each head errs in its own way. docs/recall.md
-    compares it with others.
-    """
-    return torch.stack([figures_of_head(of_head) for of_head in masses]).mean(0)
-
-
 def figures_of_head(masses: Tensor) -> Tensor:
-    """The same for one head, or for several at once: ``[..., heads per KV head, rows, n_spans] -> [..., n_spans]``."""
+    """One figure per span from the probabilities of one head or of several: ``[..., heads per KV head, rows, n_spans]
+    -> [..., n_spans]``.
+
+    The mean over rows (and then heads) of the probability to the power of 0.7: a span that several words of the
+    question look at counts for more than one that a single word is sure of, and each head errs in its own way.
+    docs/recall.md compares it with others.
+    """
     return masses.pow(_POWER).mean((-3, -2))
 
 

@@ -16,6 +16,7 @@ from service.engine.fetch.index import KeyIndex
 from service.engine.host.kept import Subject
 from service.engine.messages import DocumentRef, SpanRef
 
+Place = Callable[[KeyIndex], None]
 Open = Callable[[Subject], SnapshotReader]
 FindStarts = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.int64]]
 """Which of a document's tokens begin a sentence; none where that is not known."""
@@ -25,7 +26,7 @@ FindStarts = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.int64]]
 class ColdDocument:
     """A reader, and the index made from it; None without index heads. `lock` is held while they are made.
 
-    `starts`: the tokens that begin a sentence.
+    `starts`: the tokens that begin a sentence. `placed`: the index has its share of the device's memory.
     """
 
     subject: Subject
@@ -34,6 +35,7 @@ class ColdDocument:
     index: KeyIndex | None = None
     starts: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     n_users: int = 0
+    placed: bool = False
     dropped: bool = False
 
     @property
@@ -59,15 +61,23 @@ class ColdDocuments:
     """Cold documents that are asked about, each shared by all its users. Those that nobody uses go, least recently used
     first, when the indexes take more than `budget_nbytes` together. Any thread.
 
-    `open_full` opens a cold snapshot; `heads` are the index heads, pairs of layer and KV head.
+    `open_full` opens a cold snapshot; `heads` are the index heads, pairs of layer and KV head. `place` takes an index
+    to a device that has as many bytes for them, if scores are computed there; what does not fit stays where it is.
     """
 
     def __init__(
-        self, open_full: Open, heads: Sequence[tuple[int, int]], budget_nbytes: int, find_starts: FindStarts
+        self,
+        open_full: Open,
+        heads: Sequence[tuple[int, int]],
+        budget_nbytes: int,
+        find_starts: FindStarts,
+        place: Place | None = None,
     ) -> None:
         self._open = open_full
         self._find_starts = find_starts
         self._budget = budget_nbytes
+        self._place = place
+        self._placed_nbytes = 0
         self._lock = threading.Lock()
         self._documents: OrderedDict[DocumentRef, ColdDocument] = OrderedDict()
         self.heads = tuple(heads)
@@ -91,7 +101,8 @@ class ColdDocuments:
             with document.lock:
                 if document.reader is None:
                     self._load(document)
-            self._make_room()
+                self._make_room()
+                self._place_index(document)
             yield document
         except BaseException as error:
             if document.reader is None or isinstance(error, SnapshotMiss):
@@ -107,8 +118,9 @@ class ColdDocuments:
             document = self._documents.get(ref)
             if document is None:
                 return 0
+            nbytes = document.nbytes
             self._drop(document)
-            return document.nbytes
+            return nbytes
 
     def close(self) -> None:
         with self._lock:
@@ -151,25 +163,38 @@ class ColdDocuments:
                     total -= document.nbytes
                     self._drop(document)
 
+    def _place_index(self, document: ColdDocument) -> None:
+        """To the device, unless the indexes that are there leave no room, of dropped documents too."""
+        if self._place is None or document.index is None or document.placed:
+            return
+        with self._lock:
+            if self._placed_nbytes + document.nbytes > self._budget:
+                return
+            document.placed = True
+            self._placed_nbytes += document.nbytes
+        self._place(document.index)
+
     def _leave(self, document: ColdDocument) -> None:
         with self._lock:
             document.n_users -= 1
             if document.dropped and not document.n_users:
-                _close(document)
+                self._close(document)
 
     def _drop(self, document: ColdDocument) -> None:
         if not document.dropped:
             document.dropped = True
             del self._documents[document.subject.ref]
             if not document.n_users:
-                _close(document)
+                self._close(document)
+
+    def _close(self, document: ColdDocument) -> None:
+        if document.placed:
+            self._placed_nbytes -= document.nbytes
+        document.index = None
+        if document.reader is not None:
+            document.reader.close()
 
 
 def _same(one: Subject, other: Subject) -> bool:
     """Whether the cold snapshots are the same; what is resident may differ."""
     return (one.token_digest, one.segments) == (other.token_digest, other.segments)
-
-
-def _close(document: ColdDocument) -> None:
-    if document.reader is not None:
-        document.reader.close()

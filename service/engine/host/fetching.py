@@ -73,13 +73,22 @@ class Fetcher:
         prior: Sequence[int],
         prompt_ids: Sequence[int],
     ) -> torch.Tensor:
-        """A figure for each span, from the question and, at half weight, from the beginning of the turn before."""
+        """A figure for each span, from the question and, at half weight, from the beginning of the turn before.
+
+        A device is for the engine's thread alone; on a processor scoring must not keep others waiting.
+        """
+        run, find = self._context.scheduler.run, self._context.runner.question_queries
         rows = Rows(tail.slot, document.handle, [*prior, *prompt_ids])
-        queries = self._context.scheduler.run(self._context.runner.question_queries, rows, index.heads)
-        scores = index.scores(queries[:, :, len(prior) :], self._kept.verbatim)
-        if prior:
-            scores = torch.maximum(scores, index.scores(queries[:, :, : len(prior)], self._kept.verbatim) / 2)
-        return scores
+
+        def figures(queries: torch.Tensor) -> torch.Tensor:
+            scores = index.scores(queries[:, :, len(prior) :], self._kept.verbatim)
+            if prior:
+                scores = torch.maximum(scores, index.scores(queries[:, :, : len(prior)], self._kept.verbatim) / 2)
+            return scores
+
+        if index.device.type == "cpu":
+            return figures(run(find, rows, index.heads))
+        return run(lambda: figures(find(rows, index.heads)))
 
     def _n_prior(self, tail: Tail, prompt_ids: Sequence[int]) -> int:
         """How many tokens of the turn before may stand in front of the question: no more than fetched rows have room

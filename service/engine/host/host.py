@@ -14,6 +14,7 @@ import psutil
 
 from cache_store.errors import BudgetExceeded, BuildLocked, SnapshotMiss, StorageFailed
 from cache_store.store import SnapshotStore
+from service.engine.fetch.index import KeyIndex
 from service.engine.fetch.sentences import starts_finder
 from service.engine.host.answer import Answer, TooLong
 from service.engine.host.build import Build
@@ -57,8 +58,8 @@ class EngineHost:
 
     `build` and `answer` return at once; their events come from other threads. At most `max_batch` answers run
     at once, others wait in order. `end_ids` end an answer. `index_heads`: the model's, pairs of layer and KV head, by
-    which cold tokens of windowed documents are found; their keys may take `index_budget_nbytes` of host memory.
-    `replay_ids` ask the model to repeat what it sees.
+    which cold tokens of windowed documents are found; their keys may take `index_budget_nbytes` of the memory where
+    the runner computes. `replay_ids` ask the model to repeat what it sees.
     """
 
     def __init__(
@@ -82,7 +83,9 @@ class EngineHost:
         places = min(max_batch or tails.n_slots, tails.n_slots)
         gate = FifoGate(places)
         opener = partial(open_full, store, runner)
-        cold = ColdDocuments(opener, index_heads, index_budget_nbytes, starts_finder(decoder))
+        cold = ColdDocuments(
+            opener, index_heads, index_budget_nbytes, starts_finder(decoder), _index_placer(scheduler, runner)
+        )
         self._context = HostContext(
             runner, scheduler, store, residency, tails, gate, cold, decoder, end_ids, tuple(replay_ids), tier
         )
@@ -210,6 +213,12 @@ class EngineHost:
             done.set_result(None)
             return done
         return requests.start(request_id, lambda token: emit(_outcome(work, token)))
+
+
+def _index_placer(scheduler: Scheduler, runner: Runner) -> Callable[[KeyIndex], None] | None:
+    """What takes an index to the runner's device; None where that computes in host memory anyway."""
+    device = runner.device
+    return None if device.type == "cpu" else lambda index: scheduler.run(index.move_to, device)
 
 
 class _Requests:

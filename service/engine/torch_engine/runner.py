@@ -47,7 +47,7 @@ class TorchRunner:
         self._model = loaded.model
         self._lean = loaded.lean
         self._scratch = Scratch()
-        self._device = loaded.device
+        self.device = loaded.device
         exact = torch.float32 if loaded.device.type == "cpu" else loaded.compute_dtype
         self._memory = KVMemory(self.layout, exact, loaded.compute_dtype, loaded.device)
         # A tail has another length at every step. In BF16 each would have the CPU library compile and keep a product.
@@ -250,7 +250,7 @@ class TorchRunner:
             raise ValueError(f"{n} rows do not fit a tail of {tail.capacity} with {tail.length} in use")
         if rows.document is not None:
             rows.document.clear_rest()
-        mask = causal_mask(n, tail.length, refeed=rows.refeed, device=self._device)
+        mask = causal_mask(n, tail.length, refeed=rows.refeed, device=self.device)
         return SequenceRows(tail, first, n, rows.refeed, mask)
 
     def _positions(self, rows: Rows, member: SequenceRows) -> Tensor:
@@ -273,9 +273,9 @@ class TorchRunner:
 
     def _on_device(self, records: memoryview) -> Tensor:
         if not records.nbytes:
-            return torch.empty(0, dtype=torch.uint8, device=self._device)
+            return torch.empty(0, dtype=torch.uint8, device=self.device)
         writable = bytearray(records) if records.readonly else records
-        return torch.frombuffer(writable, dtype=torch.uint8).to(self._device)
+        return torch.frombuffer(writable, dtype=torch.uint8).to(self.device)
 
     @torch.inference_mode()
     def _run(self, tokens: Sequence[int], positions: Tensor, plan: Plan, wanted: Tensor) -> Tensor:
@@ -283,10 +283,10 @@ class TorchRunner:
         if self._lean is not None and isinstance(plan, StepPlan) and len(tokens) <= MOST_ROWS:
             return self._lean.logits(torch.tensor(tokens), positions, plan, wanted)
         output = self._model(
-            input_ids=torch.tensor([list(tokens)], device=self._device),
-            position_ids=positions[None].to(self._device),
+            input_ids=torch.tensor([list(tokens)], device=self.device),
+            position_ids=positions[None].to(self.device),
             use_cache=False,
-            logits_to_keep=wanted.to(self._device),
+            logits_to_keep=wanted.to(self.device),
             plan=plan,
         )
         return output.logits[0].float().cpu()

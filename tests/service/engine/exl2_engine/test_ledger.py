@@ -163,6 +163,7 @@ def test_more_at_once_takes_more_memory() -> None:
     assert taken(chunk_tokens=8192) > base
     assert taken(graph_rows=(1, 2, 4, 8, 16)) > base > taken(graph_rows=())
     assert taken(max_dq_elements=1 << 20) < base
+    assert taken(index_nbytes=512 * MIB) - base == 512 * MIB
     assert taken(share_head=False) == base  # this head is not the embedding
 
 

@@ -98,3 +98,28 @@ def test_what_does_not_fit_is_refused():
         index.add(0, 256, layers[0], 300)
     with pytest.raises(ValueError, match="do not fit 3 index heads"):
         index.scores(torch.zeros(2, GROUP, ROWS, 64))
+
+
+@pytest.mark.parametrize("n_tokens", [300, 1000])
+def test_long_questions_are_scored_piece_by_piece(n_tokens, monkeypatch):
+    index, _ = filled(KVType.K8V4, n_tokens)
+    queries = torch.randn(len(HEADS), GROUP, 50, 64)
+    whole = index.scores(queries, [(0, 100)])
+    largest = 0
+
+    def softmax(scores, dim, of=torch.Tensor.softmax):
+        nonlocal largest
+        largest = max(largest, scores.numel())
+        return of(scores, dim)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", softmax)
+    monkeypatch.setattr("service.engine.fetch.index._PIECE", 3000)
+    torch.testing.assert_close(index.scores(queries, [(0, 100)]), whole, rtol=1e-5, atol=1e-7)
+    assert 1500 < largest < 4000
+
+
+def test_keys_can_move_to_a_device():
+    index, _ = filled(KVType.K8V4, 300)
+    nbytes = index.nbytes
+    index.move_to(torch.device("meta"))
+    assert (index.device, index.nbytes) == (torch.device("meta"), nbytes)
