@@ -126,7 +126,7 @@ def test_windowed(arguments, work, tmp_path):
     assert "question of 30 tokens to its first token, document of 4K" in found
     assert "through the engine: question to its first token, document of 2K" in found
     assert found["replay of 4K in segments of 1K behind 256 sinks"]["target"] == "at most 2 times"
-    assert "compaction of 4K: replay, then 0 rows a head chosen" in found
+    assert "compaction of 4K: replay, then rows chosen, 0 a head on average" in found
 
 
 def test_failures(arguments, work, monkeypatch):
