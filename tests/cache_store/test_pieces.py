@@ -182,6 +182,7 @@ def test_a_small_snapshot_is_read_without_threads(store: SnapshotStore, recipe: 
     assert slots.n_held == 0
 
 
+@pytest.mark.alone
 def test_reading_and_verifying_costs_little_beside_reading(store: SnapshotStore, root: Path) -> None:
     """Best of five each, from the page cache: a ratio with much slack, for a machine that also does other work."""
     layout = KVLayout(n_layers=8, n_kv_heads=8, head_dim=128, kv_type=KVType.K8V8)

@@ -53,6 +53,7 @@ def ask_until_answered(server: Server, session_id: str, start: threading.Barrier
     return Served(waited_s, refused, queue_s, timings["total_ms"] / 1e3 - queue_s)
 
 
+@pytest.mark.alone
 def test_fifty_questions_at_once_on_a_queue_of_eight(server: Server, document_id: str):
     sessions = [server.session(document_id) for _ in range(N_SESSIONS)]
     processes = [psutil.Process(server.pid), server.engine()]
@@ -73,6 +74,7 @@ def test_fifty_questions_at_once_on_a_queue_of_eight(server: Server, document_id
     assert server.engine_stat("document_references") == 0
 
 
+@pytest.mark.alone
 def test_sessions_within_the_queue_take_turns(server: Server, document_id: str):
     """Clients that ask again at once: nobody is served a second time before the others had their turn."""
     sessions = [server.session(document_id) for _ in range(QUEUE_LIMIT - 1)]

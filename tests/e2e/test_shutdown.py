@@ -3,6 +3,8 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.e2e.server import Server, files_below
 from tests.e2e.sse import Event, events_of, text_of
 
@@ -18,6 +20,7 @@ def read_all(server: Server, session_id: str, started: threading.Barrier) -> lis
         return events + list(arriving)
 
 
+@pytest.mark.alone
 def test_sigterm_with_open_streams_ends_within_ten_seconds_and_keeps_everything(serve):
     server: Server = serve(fake={"fake_script": [97] * 1000, "fake_step_s": 0.05})
     document = server.ready(DOCUMENT)

@@ -107,6 +107,7 @@ def test_an_answer_goes_on_without_a_reader_for_the_grace_time(counting):
     assert (turn["status"], turn["answer"]["answer"]) == ("done", COUNTING)
 
 
+@pytest.mark.alone
 def test_once_the_grace_is_over_decoding_stops_within_two_steps(serve):
     server = serve(fake={"fake_script": [97] * 500, "fake_step_s": 0.3}, disconnect_grace_s=0)
     session_id = server.session(server.ready(DOCUMENT)["id"])

@@ -61,6 +61,7 @@ def wait_for(client, document_id, wanted):
         time.sleep(0.05)
 
 
+@pytest.mark.alone
 def test_sigterm_ends_open_streams_and_the_document_goes_on_after_the_restart(tmp_path):
     with server(tmp_path, chunk_delay_s=0.5) as (process, client):
         document_id = client.post("/v1/documents", files={"file": ("a.txt", TEXT)}).json()["id"]

@@ -126,6 +126,7 @@ async def test_reader_that_returns_in_time_gets_the_rest(world) -> None:
     assert got[-1].data["finish_reason"] == "stop"
 
 
+@pytest.mark.alone
 async def test_cancelled_while_rebuilding(world) -> None:
     world.engine.chunk_delay_s = 0.2
     session_id = await world.session()

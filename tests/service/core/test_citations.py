@@ -125,6 +125,7 @@ def test_every_fact_of_the_example_contract_is_found() -> None:
     assert wrong == []
 
 
+@pytest.mark.alone
 def test_four_hundred_pages_are_fast() -> None:
     """Generous bounds (about ten times what was measured), to catch a quadratic turn only."""
     random.seed(1)

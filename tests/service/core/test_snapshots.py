@@ -27,6 +27,7 @@ async def state_of(client, document_id):
     return (await client.get(f"/v1/documents/{document_id}")).json()["snapshot"]["state"]
 
 
+@pytest.mark.alone
 @pytest.mark.anyio
 async def test_many_who_miss_it_rebuild_it_once(client, made, engine):
     body = await made(client, PAGES)

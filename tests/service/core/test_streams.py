@@ -81,6 +81,7 @@ async def test_a_slow_reader_gets_what_it_missed_as_one_event() -> None:
     assert [event.name for event in events] == ["token", "citation", "citation", "done"]
 
 
+@pytest.mark.alone
 async def test_abandoned_only_after_the_grace_time_without_readers() -> None:
     stream, abandoned = new_stream(grace_s=0.05)
     with stream.reader():
@@ -95,6 +96,7 @@ async def test_abandoned_only_after_the_grace_time_without_readers() -> None:
     assert abandoned == ["now"]
 
 
+@pytest.mark.alone
 async def test_a_new_answer_waits_for_its_first_reader_even_without_grace() -> None:
     stream, abandoned = new_stream(grace_s=0.0)
     await asyncio.sleep(0.03)

@@ -105,6 +105,7 @@ def test_sequences_join_and_leave_at_any_step(bench):
     assert widths[-1] == 1
 
 
+@pytest.mark.alone
 def test_cancel_takes_effect_within_two_steps(bench):
     b = bench(step_delay_s=0.005)
     sequence = b.ask(max_new=500)
@@ -117,6 +118,7 @@ def test_cancel_takes_effect_within_two_steps(bench):
     assert b.scheduler.counters.steps <= before + 2
 
 
+@pytest.mark.alone
 def test_a_chunk_of_a_document_lets_streams_go_on_between_its_layers(bench):
     b = bench(n_layers=12, layer_delay_s=0.01, step_delay_s=0.002)
     sequence = b.ask(max_new=400)
@@ -131,6 +133,7 @@ def test_a_chunk_of_a_document_lets_streams_go_on_between_its_layers(bench):
     assert took < 12 * 0.01 / 0.3
 
 
+@pytest.mark.alone
 def test_calls_are_done_between_layers(bench):
     b = bench(n_layers=8, layer_delay_s=0.05)
     document = b.scheduler.run(b.runner.new_document, 16)
