@@ -52,6 +52,7 @@ def test_sigterm_with_open_streams_ends_within_ten_seconds_and_keeps_everything(
         assert files_below(server.store / name) == []
 
 
+@pytest.mark.alone
 def test_sigterm_in_a_prefill_keeps_the_journal(serve):
     server: Server = serve(fake={"fake_script": [97, 256], "fake_layer_s": 0.05})
     long = b"".join(b"Plot %d is let for %d pounds a year.\n\n" % (i, 17 * i) for i in range(150))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
-SHARED_NBYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
+# 8.9 gets the machine code of 8.6, and has as much shared memory.
+SHARED_NBYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 
 
 @pytest.mark.slow
