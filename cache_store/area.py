@@ -6,6 +6,7 @@
 <root>/evicted/<owner>~document~<id>                     tombstones
 <root>/trash/                                            on its way out
 <root>/locks/, store.lock, usage                         one writer per snapshot; the store's lock; bytes used
+<root>/speeds.json, far/                                 measured speeds; what is to be done in tiers beyond the disk
 """
 
 import uuid

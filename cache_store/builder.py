@@ -7,7 +7,6 @@ it goes on after a crash; a turn, resident rows or slots are written in one go a
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +15,10 @@ from cache_store.area import Area
 from cache_store.disk import read_into, storage_errors
 from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
 from cache_store.journal import Journal
+from cache_store.keys import EntryName
 from cache_store.lock import BuildLock
-from cache_store.manifest import MANIFEST_NAME, Canary, Manifest, encode_manifest
+from cache_store.manifest import Canary, Manifest, encode_manifest
+from cache_store.placement import move_into_place, reserve, write_manifest
 from cache_store.shards import Shard
 from cache_store.subject import BuildSubject
 
@@ -29,15 +30,24 @@ class SnapshotBuilder:
     """
 
     def __init__(
-        self, area: Area, subject: BuildSubject, lock: BuildLock, clock: Callable[[], float] = time.time
+        self,
+        area: Area,
+        subject: BuildSubject,
+        lock: BuildLock,
+        clock: Callable[[], float] = time.time,
+        *,
+        before_publish: Callable[[EntryName], None] = lambda _: None,
+        after_publish: Callable[[EntryName], None] = lambda _: None,
     ) -> None:
         """Take up an earlier build of the very same subject, or begin a new one. Raises BudgetExceeded,
-        StorageFailed; the lock is the caller's until this returns."""
+        StorageFailed; the lock is the caller's until this returns. Others are told of a snapshot when it is about to
+        become visible, and when it has."""
         self._area = area
         self._disk = area.disk
         self._subject = subject
         self._lock = lock
         self._clock = clock
+        self._before_publish, self._after_publish = before_publish, after_publish
         self._geometry = subject.geometry()
         self._directory = area.build(subject.name)
         self._fds: list[int] = []
@@ -99,13 +109,15 @@ class SnapshotBuilder:
         with storage_errors("publishing a snapshot"):
             for fd in self._fds:
                 self._disk.sync_data(fd)
-            growth = self._write_manifest(encode_manifest(manifest))
+            growth = write_manifest(self._area, self._directory, encode_manifest(manifest))
             self._disk.sync_dir(self._directory)
-            self._move_into_place(growth)
+            self._before_publish(self._subject.name)
+            move_into_place(self._area, self._subject.name, self._directory, growth)
             self._published = True
             self._area.discard(self._directory)
             self._drop_journal()
         self.close()
+        self._after_publish(self._subject.name)
         return manifest
 
     def abort(self) -> None:
@@ -200,15 +212,17 @@ class SnapshotBuilder:
         """Remove what an other build left, reserve the room, lay out the shards."""
         self._area.discard(self._directory)
         self._disk.remove(self._area.journal(self._subject.name))
-        needed = self._geometry.nbytes + self._manifest_room
-        while not self._reserved(needed):
-            oldest = next(iter(self._area.quarantined()), None)
-            if oldest is None:
-                raise self._area.ledger.refuse(needed)
-            # A damaged copy must not keep its own replacement from being built.
-            self._disk.remove(oldest.with_suffix(".json"))
-            self._area.discard(oldest)
+        self._fds = reserve(
+            self._area,
+            self._directory,
+            self._geometry.shards,
+            needed_nbytes=self._geometry.nbytes + self._manifest_room,
+            # Giving back what was reserved costs a small snapshot as much as a sync; its manifest is a few KB.
+            manifest_nbytes=self._manifest_room if self._is_document else 0,
+        )
         try:
+            for shard, fd in zip(self._geometry.shards, self._fds, strict=True):
+                self._disk.write_at(fd, self._preamble(shard), 0)
             if self._is_document:
                 self._begin_journal()
         except BaseException:
@@ -220,25 +234,6 @@ class SnapshotBuilder:
         path = self._area.journal(self._subject.name)
         self._journal = Journal.create(path, self._subject.line(), self._disk)
         self._disk.sync_dir(self._area.building)
-
-    def _reserved(self, needed: int) -> bool:
-        """Under the store's lock: check the budget and put the shards on disk at their full length."""
-        # Giving back what was reserved costs a small snapshot as much as a sync; its manifest is a few KB.
-        reserved = self._manifest_room if self._is_document else 0
-        with self._area.guard():
-            if self._area.ledger.shortfall(needed):
-                return False
-            try:
-                self._disk.make_dir(self._directory)
-                for shard in self._geometry.shards:
-                    self._fds.append(self._disk.create(self._directory / shard.file_name, shard.nbytes))
-                    self._disk.write_at(self._fds[-1], self._preamble(shard), 0)
-                os.close(self._disk.create(self._directory / MANIFEST_NAME, reserved))
-            except BaseException:
-                self._disk.remove(self._directory)
-                raise
-            self._area.ledger.add(self._geometry.nbytes + reserved)
-        return True
 
     def _preamble(self, shard: Shard) -> bytes:
         """What stands before the records in a shard."""
@@ -253,40 +248,6 @@ class SnapshotBuilder:
     def _manifest_room(self) -> int:
         """Bytes reserved for the manifest: 11 for each checksum in base64, the block table, the rest."""
         return 8192 + self.n_blocks * (11 * self._subject.layout.n_layers + 40)
-
-    def _write_manifest(self, data: bytes) -> int:
-        """Fill the file made for it; the change of its length."""
-        fd = os.open(self._directory / MANIFEST_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            before = os.fstat(fd).st_size
-            self._disk.write_at(fd, data, 0)
-            if before > len(data):
-                self._disk.truncate(fd, len(data))
-            self._disk.sync_data(fd)
-        finally:
-            os.close(fd)
-        return len(data) - before
-
-    def _move_into_place(self, growth_nbytes: int) -> None:
-        """Rename the directory to its public name. What stood there ends up under the build's name."""
-        name = self._subject.name
-        target = self._area.published(name)
-        with self._area.guard():
-            self._disk.make_dirs(self._area.snapshots, *name.key.parts)
-            if not os.path.lexists(target):
-                self._disk.rename(self._directory, target)
-            elif not self._disk.exchange(self._directory, target):
-                self._replace_in_two_steps(target)
-            self._disk.sync_dir(target.parent)
-            self._disk.remove(self._area.tombstone(name.key))
-            self._area.ledger.add(growth_nbytes)
-
-    def _replace_in_two_steps(self, target: Path) -> None:
-        aside = self._area.trash / self._directory.name
-        self._disk.remove(aside)
-        self._disk.rename(target, aside)
-        self._disk.rename(self._directory, target)
-        self._disk.rename(aside, self._directory)
 
     def _drop_journal(self) -> None:
         if self._journal is not None:

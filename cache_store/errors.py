@@ -34,6 +34,10 @@ class SnapshotMiss(CacheStoreError):
         self.reason = reason
         self.detail = detail
 
+    def __str__(self) -> str:
+        """Whoever handles a miss may add to its detail."""
+        return f"{self.reason}: {self.detail}"
+
 
 class BudgetExceeded(CacheStoreError):
     """Writing would exceed the disk budget or the free-space floor."""

@@ -81,6 +81,15 @@ def flat_key(key: SnapshotKey) -> str:
     return f"{key.owner_id}~{key.kind}~{key.id}"
 
 
+def parse_flat_key(flat: str) -> SnapshotKey | None:
+    """The inverse of `flat_key`."""
+    parts = flat.split("~")
+    try:
+        return SnapshotKey(*parts) if len(parts) == 3 else None
+    except ValueError:
+        return None
+
+
 def parse_flat(name: str) -> EntryName | None:
     """The inverse of `EntryName.flat`; further ``~`` parts and a suffix after a dot are ignored."""
     parts = name.partition(".")[0].split("~")

@@ -27,7 +27,7 @@ class SnapshotReader:
 
     A context manager. `token_ids` are verified; `pieces`, `layers` and `read_layer` verify each record they
     read and raise SnapshotMiss at the first that fails. `directory_id` tells this directory from a later one
-    of the same name.
+    of the same name, `source` the tier that it came from.
     """
 
     manifest: Manifest
@@ -49,6 +49,7 @@ class SnapshotReader:
         is out of descriptors or memory (which says nothing about the snapshot)."""
         self.name = name
         self.directory_id = (0, 0)
+        self.source = "disk"
         self._on_damage = on_damage
         self._fds: list[int] = []
         self._buffers = HeapBuffers()

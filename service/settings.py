@@ -91,6 +91,18 @@ class Settings(BaseSettings):
         1_000_000, ge=1, description="Longest document of which only a part stays in memory."
     )
     snapshot_budget_bytes: int = Field(0, ge=0, description="Disk for snapshots; 0 is no limit.")
+    redis_url: str = Field(
+        "", description="Redis that keeps snapshots hot for all hosts, as `redis://host:6379/0`; empty is none."
+    )
+    redis_budget_bytes: int = Field(
+        0, ge=0, description="Memory of Redis for snapshots; 0 is nine tenths of its `maxmemory`, where it has one."
+    )
+    redis_ttl_s: int = Field(86_400, gt=0, description="How long Redis keeps a snapshot that nobody asks about.")
+    object_url: str = Field(
+        "",
+        description="Object store where snapshots outlive the host: `s3://bucket/prefix`, `gs://`, `az://`, `file://`.",
+    )
+    object_budget_bytes: int = Field(0, ge=0, description="Bytes of snapshots in the object store; 0 is no limit.")
     free_floor_bytes: int = Field(512 * MIB, ge=0, description="Free disk that is never used up.")
     sweep_interval_s: float = Field(60.0, gt=0, description="How often expired documents are removed.")
 

@@ -12,7 +12,7 @@ from service.core.clock import Clock, SystemClock
 from service.core.engines import start_engine
 from service.core.ingestion import Read
 from service.core.prompts import Prompts, fake_prompts, load_prompts
-from service.core.snapshot_tier import StoredSnapshots
+from service.core.snapshot_tier import StoredSnapshots, tier_config
 from service.db.engine import Database
 from service.db.migrations import upgrade
 from service.engine.protocol import EngineClient
@@ -46,13 +46,15 @@ class Adapters:
 async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given) -> Adapters:
     """Lock the data directory, bring a SQLite database up to date, start the engine; `stack` undoes it.
 
-    Raises Conflict when another server uses the directory, ModelError when there is no such model.
+    Raises Conflict when another server uses the directory, ModelError when there is no such model, TierSettings for
+    a tier that cannot be opened.
     """
     datadir.prepare(settings)
     stack.enter_context(datadir.lock(settings.data_dir))
     prompts = given.prompts or _prompts(settings)
     if settings.sqlalchemy_url.startswith("sqlite"):
         await upgrade(settings.sqlalchemy_url)
+    store = given.store or StoredSnapshots(settings.store_dir, tier_config(settings))
     db = Database(settings.sqlalchemy_url)
     stack.push_async_callback(db.close)
     engine = given.engine
@@ -65,7 +67,7 @@ async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given)
         db=db,
         engine=engine,
         prompts=prompts,
-        store=given.store or StoredSnapshots(settings.store_dir),
+        store=store,
         read=given.read or parser(settings),
     )
 

@@ -14,7 +14,7 @@ _RELEASE_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Of one tier: `file`, `text`, `turns`, `host` (memory), `disk` (snapshots and turns' KV)."""
+    """Of one tier: `file`, `text`, `turns`, `host` (memory), `disk`, `redis`, `object` (snapshots and turns' KV)."""
 
     tier: str
     objects: int
@@ -27,8 +27,16 @@ class Removed:
 class SnapshotTier(Protocol):
     """Stored snapshots as deletion sees them; blocking, safe while they are read."""
 
-    def delete(self, owner_id: str, kind: str, id: str) -> tuple[int, int]:
-        """Remove every copy of a `document`'s or `turn`'s KV, unfinished ones too: objects and bytes."""
+    def delete(self, owner_id: str, kind: str, id: str) -> dict[str, tuple[int, int]]:
+        """Remove every copy of a `document`'s or `turn`'s KV, unfinished ones too: objects and bytes of each tier."""
+        ...
+
+    def places(self, owner_id: str, document_id: str) -> dict[str, str]:
+        """Tiers beyond the disk that have a document's snapshot (`ready`), or get it (`pending`). Fast."""
+        ...
+
+    def finish_removals(self) -> int:
+        """Remove what was deleted while a tier was down; how much is left to do."""
         ...
 
     def turns(self) -> list[tuple[str, str]]:
@@ -50,9 +58,17 @@ class Artifacts:
     ) -> list[Removed]:
         """Remove whatever is there. Doing it again removes nothing and says so."""
         host = await self._release(document, session_ids)
-        disk = await asyncio.to_thread(self._delete, document, kv_ids)
+        stored = await asyncio.to_thread(self._delete, document, kv_ids)
         nbytes = await asyncio.to_thread(self._files.remove, document.document_id)
-        return [Removed("file", int(nbytes is not None), nbytes or 0), host, disk]
+        return [Removed("file", int(nbytes is not None), nbytes or 0), host, *stored]
+
+    def places(self, document: DocumentRef) -> dict[str, str]:
+        """Tiers beyond the disk that have a document's snapshot (`ready`), or get it (`pending`)."""
+        return self._store.places(document.owner_id, document.document_id)
+
+    async def finish_removals(self) -> None:
+        """Remove what was deleted while a tier was down."""
+        await asyncio.to_thread(self._store.finish_removals)
 
     async def _release(self, document: DocumentRef, session_ids: Sequence[str]) -> Removed:
         try:
@@ -65,9 +81,10 @@ class Artifacts:
             return Removed("host", 0, 0)
         return Removed("host", released.objects, released.nbytes)
 
-    def _delete(self, document: DocumentRef, kv_ids: Sequence[str]) -> Removed:
-        removed = Removed("disk", 0, 0)
+    def _delete(self, document: DocumentRef, kv_ids: Sequence[str]) -> list[Removed]:
+        removed: dict[str, Removed] = {}
         targets = [("document", document.document_id), *(("turn", kv_id) for kv_id in kv_ids)]
         for kind, id in targets:
-            removed += Removed("disk", *self._store.delete(document.owner_id, kind, id))
-        return removed
+            for tier, (objects, nbytes) in self._store.delete(document.owner_id, kind, id).items():
+                removed[tier] = removed.get(tier, Removed(tier, 0, 0)) + Removed(tier, objects, nbytes)
+        return list(removed.values())

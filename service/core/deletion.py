@@ -72,6 +72,10 @@ class Deletion:
         for note in notes:
             await self._clean(note)
 
+    async def finish_far(self) -> None:
+        """Remove from the tiers what was deleted while one of them was down."""
+        await self._artifacts.finish_removals()
+
     async def delete_expired(self) -> int:
         """Remove what is past its time; how many there were."""
         async with self._db.reading() as uow:

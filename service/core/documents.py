@@ -1,7 +1,7 @@
 """Documents as their owner sees and changes them."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from service.errors import Conflict, Invalid, NotFound
 
 @dataclass(frozen=True, slots=True)
 class DocumentView:
-    """A row, and how far it is right now: `status` may be ahead of the row's, never behind."""
+    """A row, and how far it is right now: `status` may be ahead of the row's, never behind. `tiers`: where the snapshot
+    is, `ready` or `pending`."""
 
     row: DocumentRow
     status: str
     progress: Progress
+    tiers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class DocumentService:
     def view(self, row: DocumentRow) -> DocumentView:
         progress = self._progress(row)
         ahead = progress.stage in statuses.ORDER and row.status in statuses.before(progress.stage)
-        return DocumentView(row, progress.stage if ahead else row.status, progress)
+        return DocumentView(row, progress.stage if ahead else row.status, progress, self._tiers(row))
 
     async def page(self, owner_id: str, *, limit: int, after: str | None) -> tuple[Sequence[DocumentView], bool]:
         """Newest first, and whether there are more. Raises Invalid for an `after` that is not in the list."""
@@ -145,6 +147,10 @@ class DocumentService:
         if row is None:
             raise NotFound("There is no such document.")
         return row
+
+    def _tiers(self, row: DocumentRow) -> dict[str, str]:
+        here = {"disk": "ready"} if row.snapshot_state == "ready" else {}
+        return here | self._artifacts.places(DocumentRef(row.owner_id, row.id))
 
     def _values(self, changes: DocumentChanges) -> dict[str, Any]:
         values: dict[str, Any] = {}

@@ -1,5 +1,6 @@
 """The engine that the settings name: a supervised process for a server, or one in this process."""
 
+from service.core.snapshot_tier import tier_config
 from service.engine.factory import EngineConfig
 from service.engine.protocol import EngineClient
 from service.settings import Settings
@@ -15,6 +16,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         compute_dtype=settings.compute_dtype,
         disk_budget_nbytes=settings.snapshot_budget_bytes or None,
         free_floor_nbytes=settings.free_floor_bytes,
+        tiers=tier_config(settings),
         resident_budget_nbytes=settings.resident_bytes,
         host_budget_nbytes=settings.host_bytes,
         max_context=settings.max_context,

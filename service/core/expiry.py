@@ -1,4 +1,4 @@
-"""Removes documents whose time is over."""
+"""Removes documents whose time is over, and what removals left in a tier that was down."""
 
 import asyncio
 
@@ -29,6 +29,7 @@ class Sweeper:
         while True:
             try:
                 await self._deletion.delete_expired()
+                await self._deletion.finish_far()
             except Exception as error:
                 _log.error("expired documents were not removed", exc_info=error)
             await asyncio.sleep(self._interval_s)

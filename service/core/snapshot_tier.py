@@ -1,28 +1,57 @@
-"""What of the snapshot store the server process itself touches: what is deleted. Everything else is the engine's."""
+"""What of the snapshot store the server process itself touches: what is deleted, and where things are. Everything else
+is the engine's."""
 
 from pathlib import Path
 
 from cache_store.errors import StorageFailed
 from cache_store.keys import SnapshotKey
-from cache_store.store import SnapshotStore
+from cache_store.tiers.opening import TierConfig, open_store
+from cache_store.tiers.store import TieredStore
 from service.errors import StorageFull
+from service.settings import Settings
 
 
 class StoredSnapshots:
-    """The snapshots below the store's root, shared with the engine's process."""
+    """The snapshots below the store's root, shared with the engine's process, and in the tiers beyond.
 
-    def __init__(self, root: Path) -> None:
-        self._store = SnapshotStore(root)
+    Raises TierSettings for tiers that cannot be opened.
+    """
 
-    def delete(self, owner_id: str, kind: str, id: str) -> tuple[int, int]:
-        """Raises StorageFull when the disk does not even let go of files; trying again goes on."""
+    def __init__(self, root: Path, tiers: TierConfig | None = None) -> None:
+        self._store = open_store(root, tiers or TierConfig(), uploads=False)
+
+    def delete(self, owner_id: str, kind: str, id: str) -> dict[str, tuple[int, int]]:
+        """Objects and bytes that each tier had. Raises StorageFull when the disk does not even let go of files; trying
+        again goes on."""
+        key, store = SnapshotKey(owner_id, kind, id), self._store
         try:
-            removed = self._store.delete(SnapshotKey(owner_id, kind, id))
+            removed = store.delete_by_tier(key) if isinstance(store, TieredStore) else {"disk": store.delete(key)}
         except StorageFailed as error:
             raise StorageFull(f"A snapshot could not be removed: {error}. Delete it again.") from error
-        return removed.objects, removed.nbytes
+        return {tier: (part.objects, part.nbytes) for tier, part in removed.items()}
 
     def turns(self) -> list[tuple[str, str]]:
         """Owner and id of every turn whose KV is stored, unfinished ones too."""
         keys = {entry.name.key for entry in self._store.entries() if entry.state != "quarantined"}
         return sorted((key.owner_id, key.id) for key in keys if key.kind == "turn")
+
+    def places(self, owner_id: str, document_id: str) -> dict[str, str]:
+        """Tiers beyond the disk that have a document's snapshot (`ready`), or get it (`pending`)."""
+        if not isinstance(self._store, TieredStore):
+            return {}
+        return self._store.far_places(SnapshotKey(owner_id, "document", document_id))
+
+    def finish_removals(self) -> int:
+        """Remove what was deleted while a tier was down; how much is left to do."""
+        return self._store.finish_removals() if isinstance(self._store, TieredStore) else 0
+
+
+def tier_config(settings: Settings) -> TierConfig:
+    """The tiers that the settings name."""
+    return TierConfig(
+        redis_url=settings.redis_url,
+        redis_budget_nbytes=settings.redis_budget_bytes or None,
+        redis_ttl_s=settings.redis_ttl_s,
+        object_url=settings.object_url,
+        object_budget_nbytes=settings.object_budget_bytes or None,
+    )

@@ -14,8 +14,8 @@ _log = structlog.get_logger("preread.turns")
 class TurnStore(Protocol):
     """The part of the snapshot store that turns need; blocking."""
 
-    def delete(self, owner_id: str, kind: str, id: str) -> tuple[int, int]:
-        """Remove every copy of a `turn`'s KV: objects and bytes. Nothing there is fine."""
+    def delete(self, owner_id: str, kind: str, id: str) -> dict[str, tuple[int, int]]:
+        """Remove every copy of a `turn`'s KV: objects and bytes of each tier. Nothing there is fine."""
         ...
 
     def turns(self) -> list[tuple[str, str]]:

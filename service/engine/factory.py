@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from cache_store.layout import KVType
+from cache_store.tiers.opening import TierConfig
 
 if TYPE_CHECKING:
     from service.engine.host.host import EngineHost
@@ -29,7 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
     `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
     sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
-    of windowed documents. `fake_script`: token ids of every answer of a fake engine.
+    of windowed documents. `tiers`: where snapshots are kept beyond the disk. `fake_script`: token ids of every answer
+    of a fake engine.
 
     Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
@@ -59,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_pool_nbytes: int = 0
     host_budget_nbytes: int = 0
     cuda_graphs: bool = True
+    tiers: TierConfig = TierConfig()
     fake_script: list[int] = []
     fake_step_s: float = 0.0
     fake_layer_s: float = 0.0
@@ -72,7 +75,7 @@ def open_host(config: EngineConfig) -> "EngineHost":
     if make is None:
         raise ValueError(f"no engine {config.engine!r}: it is torch, exl2 or fake")
     from cache_store.disk import allow_many_files
-    from cache_store.store import SnapshotStore
+    from cache_store.tiers.opening import open_store
     from service.engine.host.host import EngineHost
 
     allow_many_files()
@@ -81,8 +84,10 @@ def open_host(config: EngineConfig) -> "EngineHost":
     if config.max_context:
         limits = runner.limits
         runner.limits = replace(limits, max_context=min(config.max_context, limits.max_context))
-    store = SnapshotStore(
+    store = open_store(
         Path(config.store_dir),
+        config.tiers,
+        uploads=True,
         budget_nbytes=config.disk_budget_nbytes,
         free_floor_nbytes=config.free_floor_nbytes,
     )

@@ -151,7 +151,7 @@ class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
     """Sent when the KV is in place and the question is about to be prefilled.
 
     `source` is the tier the document came from: `gpu` (resident on a card), `host` (resident without a card, or copied
-    back to it from host memory), `disk`, `none`.
+    back to it from host memory), `disk`, `redis`, `object`, `none`.
     `reused_tokens`: tokens whose KV was used without computing it (document and earlier turns).
     `prefilled_tokens`: tokens computed once for this answer. `miss_reason`: of an earlier turn's KV, or None.
     `spans`: cold tokens of a windowed document that were fetched for this question, in order; `fetch_ms`: what finding

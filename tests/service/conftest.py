@@ -190,7 +190,13 @@ class Store:
 
     def delete(self, owner_id, kind, id):
         self.deleted.append((owner_id, kind, id))
-        return (2, 20) if kind == "document" else (1, 3)
+        return {"disk": (2, 20) if kind == "document" else (1, 3)}
+
+    def places(self, owner_id, document_id):
+        return {}
+
+    def finish_removals(self):
+        return 0
 
     def turns(self):
         return []

@@ -43,11 +43,19 @@ class RetentionBody(msgspec.Struct, frozen=True):
     fetch_tokens: int
 
 
+class PlaceBody(msgspec.Struct, frozen=True):
+    """`tier`: `disk`, `redis` or `object`; `state`: `ready`, or `pending` while it is being sent."""
+
+    tier: str
+    state: str
+
+
 class SnapshotBody(msgspec.Struct, frozen=True):
     """`state`: `absent`, `building`, `ready`, `rebuilding`. `prefilled_tokens` and `build_s` are of its last build.
 
     `retention` is null until it was chosen. `resident_tokens` and `resident_nbytes`: what of the document is in memory
-    while it is asked about, the latter null when that is all of it; `index_nbytes`: what finds the rest.
+    while it is asked about, the latter null when that is all of it; `index_nbytes`: what finds the rest. `tiers`: where
+    the snapshot was put; one that left the disk to make room comes back from the others.
     """
 
     state: str
@@ -60,6 +68,7 @@ class SnapshotBody(msgspec.Struct, frozen=True):
     resident_tokens: int | None
     resident_nbytes: int | None
     index_nbytes: int | None
+    tiers: list[PlaceBody]
 
 
 class DocumentError(msgspec.Struct, frozen=True):
@@ -158,7 +167,7 @@ def document_body(view: DocumentView) -> DocumentBody:
         token_count=row.token_count,
         status=view.status,
         progress=ProgressBody(progress.stage, progress.done, progress.total, progress.unit, progress.eta_s),
-        snapshot=_snapshot_body(row),
+        snapshot=_snapshot_body(row, view.tiers),
         retention=row.retention,
         visibility=row.visibility,
         pinned=row.pinned,
@@ -177,7 +186,7 @@ def receipt(removed: list[Removed]) -> Receipt:
     return Receipt([RemovedBody(part.tier, part.objects, part.nbytes) for part in removed])
 
 
-def _snapshot_body(row: DocumentRow) -> SnapshotBody:
+def _snapshot_body(row: DocumentRow, tiers: dict[str, str]) -> SnapshotBody:
     return SnapshotBody(
         state=row.snapshot_state,
         fingerprint=row.snapshot_fingerprint,
@@ -189,6 +198,7 @@ def _snapshot_body(row: DocumentRow) -> SnapshotBody:
         resident_tokens=row.snapshot_resident_tokens,
         resident_nbytes=row.snapshot_resident_nbytes,
         index_nbytes=row.snapshot_index_nbytes,
+        tiers=[PlaceBody(tier, state) for tier, state in tiers.items()],
     )
 
 

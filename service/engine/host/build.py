@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from cache_store.builder import SnapshotBuilder
 from cache_store.errors import SnapshotMiss
 from cache_store.reader import SnapshotReader
 from service.engine.digests import digest_of
@@ -12,6 +13,7 @@ from service.engine.host.context import HostContext
 from service.engine.host.kept import Kept, Subject, check_retention
 from service.engine.host.opening import open_full, open_resident
 from service.engine.host.prefill import Prefill
+from service.engine.host.residency import ResidentDocument
 from service.engine.host.scratch import scratch_rows
 from service.engine.host.slots import open_slots
 from service.engine.messages import BuildDone, BuildProgress, BuildRequest
@@ -105,7 +107,7 @@ class Build:
                     ref,
                     subject.token_digest,
                     scratch_rows(subject.segments, self._n_tokens),
-                    lambda entry: nbytes.append(prefill.run(entry, builder, is_all=is_all)),
+                    lambda entry: nbytes.append(self._prefill(prefill, entry, builder, is_all=is_all)),
                     self._cancel,
                     fresh=True,
                 ):
@@ -118,6 +120,14 @@ class Build:
         self._n_resumed = prefill.n_resumed
         self._n_computed = self._n_tokens - prefill.n_resumed
         return nbytes[0]
+
+    def _prefill(self, prefill: Prefill, entry: ResidentDocument, builder: SnapshotBuilder, *, is_all: bool) -> int:
+        """Compute, and take the time of it; bytes of the snapshot."""
+        started = time.monotonic()
+        nbytes = prefill.run(entry, builder, is_all=is_all)
+        n_computed = self._n_tokens - prefill.n_resumed
+        self._context.store.speeds.record_prefill(n_computed, time.monotonic() - started)
+        return nbytes
 
     def _compact(self, kept: Kept, found: bool) -> int:
         request = self._request

@@ -1,5 +1,6 @@
 """What every build and answer works with, and the small things they share."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -76,12 +77,15 @@ def bring_in(
     if context.host_tier is not None and context.host_tier.bring_back(entry, check):
         entry.source = "host"
         return
-    entry.source = "disk"
     slots = _read_slots(context, subject)  # before memory is taken: a miss is seen at once
     with open_resident(context.store, context.runner, subject) as reader:
         if reader.n_tokens != subject.n_rows:
             raise SnapshotMiss(MissReason.TRUNCATED, f"{reader.n_tokens} tokens, not {subject.n_rows}")
+        entry.source = reader.source
+        started = time.monotonic()
         _restore(context, reader, entry, check)
+        if reader.source == "disk":
+            context.store.speeds.record_bytes("disk", reader.nbytes, time.monotonic() - started)
         if slots is not None:
             load_slots(context.scheduler, context.runner, entry.handle, slots, check, LOADS_AHEAD)
         complete(context, entry, subject.kept)

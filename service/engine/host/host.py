@@ -197,6 +197,7 @@ class EngineHost:
         for requests in (self._answers, self._builds):
             requests.pool.shutdown(wait=True)
         self._context.cold.close()
+        self._context.store.close()
         if self._context.host_tier is not None:
             self._context.host_tier.close()
 

@@ -66,10 +66,10 @@ class TurnFiles:
         self.removed: list[str] = []
         self.stored: list[str] = []
 
-    def delete(self, owner_id: str, kind: str, id: str) -> tuple[int, int]:
+    def delete(self, owner_id: str, kind: str, id: str) -> dict[str, tuple[int, int]]:
         assert (owner_id, kind) == (OWNER, "turn")
         self.removed.append(id)
-        return 1, 64
+        return {"disk": (1, 64)}
 
     def turns(self) -> list[tuple[str, str]]:
         return [(OWNER, id) for id in self.stored]

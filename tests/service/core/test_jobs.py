@@ -138,7 +138,13 @@ async def test_a_full_disk_delays_the_cleaning_and_does_not_prevent_it(open_clie
             self.n_calls += 1
             if self.n_calls == 1:
                 raise StorageFull("no room")
-            return 0, 0
+            return {"disk": (0, 0)}
+
+        def places(self, owner_id, document_id):
+            return {}
+
+        def finish_removals(self):
+            return 0
 
     store = Full()
     async with open_client(read=reader, store=store) as client:
@@ -185,6 +191,12 @@ async def test_a_deletion_cut_short_is_finished_at_the_next_start(open_client, m
 
         def turns(self):
             raise OSError("the disk is gone")
+
+        def places(self, owner_id, document_id):
+            return {}
+
+        def finish_removals(self):
+            return 0
 
     async with open_client(read=reader, store=Broken()) as client:
         document_id = (await made(client, PAGES))["id"]

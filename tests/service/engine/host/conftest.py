@@ -3,6 +3,7 @@
 import pytest
 
 from cache_store.store import SnapshotStore
+from cache_store.tiers.store import TieredStore
 from service.engine.digests import digest_of
 from service.engine.fake_runner import FakeRunner
 from service.engine.host.host import EngineHost
@@ -43,10 +44,12 @@ class Lab:
         self, *, budget=BIG, disk=None, end_ids=(), max_batch=None, prepare=lambda _: None, index=BIG, **more
     ) -> EngineHost:
         more.setdefault("n_slots", 4)
-        heads = more.pop("heads", [(1, 0)])
+        heads, tiers = more.pop("heads", [(1, 0)]), more.pop("tiers", None)
         self.runner = FakeRunner(block_tokens=8, chunk_tokens=16, **more)
         prepare(self.runner)
         self.store = SnapshotStore(self.root, budget_nbytes=disk, free_floor_nbytes=0)
+        if tiers is not None:
+            self.store = TieredStore(self.root, tiers, budget_nbytes=disk)
         self.host = EngineHost(
             self.runner,
             self.store,

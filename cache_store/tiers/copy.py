@@ -1,0 +1,104 @@
+"""A snapshot's bytes on their way between tiers: what a manifest promises, and whether a shard keeps it."""
+
+import numpy as np
+import numpy.typing as npt
+
+from cache_store.errors import MissReason, SnapshotMiss
+from cache_store.fingerprint import Fingerprint, token_digest
+from cache_store.keys import EntryName
+from cache_store.layout import KVLayout
+from cache_store.manifest import Manifest
+from cache_store.shards import TOKEN_NBYTES, Shard, plan_shards
+from cache_store.stored import check_identity, decode_manifest
+from cache_store.tiers.tier import generation_of
+
+
+class CopyPlan:
+    """What a copy must be, by its manifest alone.
+
+    Raises SnapshotMiss when the manifest is damaged, or that of another snapshot.
+    """
+
+    def __init__(self, name: EntryName, data: bytes) -> None:
+        self.name = name
+        self.data = data
+        self.generation = generation_of(data)
+        self.manifest: Manifest = decode_manifest(data)
+        check_identity(self.manifest, name, None, None, None, None)
+        self.layout: KVLayout = self.manifest.layout.layout()
+        self._geometry = plan_shards(name, self.layout, self.manifest.n_tokens)
+        if [shard.nbytes for shard in self.shards] != self.manifest.shard_nbytes:
+            raise SnapshotMiss(MissReason.CHECKSUM, "the manifest's shards are not those of its tokens")
+        self._checksums = self.manifest.checksum_table()
+        self._tokens: npt.NDArray[np.int32] = np.zeros(self.manifest.n_tokens, "<i4")
+        self._split: list[tuple[Shard, npt.NDArray[np.int32]]] = []
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        return self._geometry.shards
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        return self._geometry.nbytes
+
+    @property
+    def largest_nbytes(self) -> int:
+        return max(shard.nbytes for shard in self.shards)
+
+    def matches(
+        self, fingerprint: Fingerprint, layout: KVLayout, digest: str | None, context_digest: str | None
+    ) -> None:
+        """Compare with what is asked for. Raises SnapshotMiss."""
+        check_identity(self.manifest, self.name, fingerprint, layout, digest, context_digest)
+
+    def same_as(self, data: bytes) -> bool:
+        """Whether another manifest is of the same tokens and rows, so that either snapshot does."""
+        try:
+            other = decode_manifest(data)
+        except SnapshotMiss:
+            return False
+        return _subject(self.manifest) == _subject(other)
+
+    def check(self, shard: Shard, memory: memoryview) -> None:
+        """Check every byte of a shard. Raises SnapshotMiss. Several threads may check different shards."""
+        if bytes(memory[: len(shard.header)]) != shard.header:
+            raise SnapshotMiss(MissReason.CHECKSUM, f"{shard.file_name} is not the shard it should be")
+        records = shard.tokens_offset + shard.n_tokens * TOKEN_NBYTES
+        tokens = np.frombuffer(memory[shard.tokens_offset : records], "<i4")
+        if shard.first_layer:
+            self._split.append((shard, tokens.copy()))
+        else:
+            self._tokens[shard.first_token : shard.first_token + shard.n_tokens] = tokens
+        for layer in range(shard.first_layer, shard.first_layer + shard.n_layers):
+            for block in range(shard.first_block, shard.end_block):
+                self._check_record(shard, block, layer, memory)
+
+    def check_tokens(self) -> None:
+        """After all shards. Raises SnapshotMiss."""
+        for shard, tokens in self._split:
+            if not np.array_equal(tokens, self._tokens[shard.first_token : shard.first_token + shard.n_tokens]):
+                raise SnapshotMiss(MissReason.CHECKSUM, f"{shard.file_name} holds other tokens than its neighbours")
+        if token_digest(self._tokens.tobytes()) != self.manifest.token_digest:
+            raise SnapshotMiss(MissReason.CHECKSUM, "the stored tokens do not match their digest")
+
+    def _check_record(self, shard: Shard, block: int, layer: int, memory: memoryview) -> None:
+        at = self._geometry.record_offset(shard, block, layer)
+        record = memory[at : at + self.layout.record_nbytes(self._geometry.block_length(block))]
+        if self._geometry.checksum(record, block, layer) != int(self._checksums[block, layer]):
+            raise SnapshotMiss(MissReason.CHECKSUM, f"block {block} of layer {layer} is damaged")
+
+
+def _subject(manifest: Manifest) -> tuple[object, ...]:
+    return (
+        manifest.key,
+        manifest.fingerprint,
+        manifest.layout,
+        manifest.token_digest,
+        manifest.context_digest,
+        manifest.next_position,
+        manifest.blocks,
+        manifest.retention,
+        manifest.resident_rows,
+        manifest.slots,
+    )

@@ -1,0 +1,219 @@
+"""Redis as a tier that hosts share: hot, and never needed for anything to be right.
+
+All of a snapshot, its data and what describes it, is one key with a time to live, so that Redis can only ever forget
+it as a whole:
+
+    preread:kv:<owner>~<kind>~<id>   a hash: `fingerprint`, `manifest`, and of each shard `<generation>/<number>`
+
+A value has at most 64 MiB. There is one copy of a key, that of the model which stored it last. While it is written it
+has another name, which runs out by itself. Two more keys, of sizes and of last uses, are for the budget alone.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.retry import Retry
+
+from cache_store.area import Removed
+from cache_store.keys import EntryName, SnapshotKey, flat_key, parse_flat
+from cache_store.tiers.errors import TierDown, TierRefused, TierSettings
+from cache_store.tiers.redis_wire import read_value
+from cache_store.tiers.tier import TierEntry, generation_of
+
+PREFIX = "preread:kv:"
+UNFINISHED = "preread:kv+:"
+SIZES, USES = "preread:kv-sizes", "preread:kv-uses"
+UNFINISHED_S = 120
+MEMORY_SHARE = 0.9
+"""Of a Redis with `maxmemory`: what lies above is left to others, whose writes would fail when it is full."""
+
+_RESERVE = """
+-- KEYS: sizes, uses. ARGV: prefix, name, nbytes, budget (0: none), bytes to free, now, seconds a write may take.
+local used, sizes = 0, redis.call('HGETALL', KEYS[1])
+local size_of = {}
+for i = 1, #sizes, 2 do
+  local name, n = sizes[i], tonumber(sizes[i + 1])
+  local at = tonumber(redis.call('ZSCORE', KEYS[2], name) or 0)
+  if redis.call('EXISTS', ARGV[1] .. name) == 0 and tonumber(ARGV[6]) - at > tonumber(ARGV[7]) then
+    redis.call('HDEL', KEYS[1], name)
+    redis.call('ZREM', KEYS[2], name)
+  elseif name ~= ARGV[2] then
+    used = used + n
+    size_of[name] = n
+  end
+end
+local over = tonumber(ARGV[5])
+if tonumber(ARGV[4]) > 0 then over = math.max(over, used + tonumber(ARGV[3]) - tonumber(ARGV[4])) end
+if over > 0 then
+  for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    if over <= 0 then break end
+    if size_of[name] and redis.call('UNLINK', ARGV[1] .. name) == 1 then
+      over = over - size_of[name]
+      redis.call('HDEL', KEYS[1], name)
+      redis.call('ZREM', KEYS[2], name)
+    end
+  end
+end
+if over > 0 then return 0 end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
+redis.call('ZADD', KEYS[2], ARGV[6], ARGV[2])
+return 1
+"""
+
+
+class RedisTier:
+    """A `BlobTier`. `budget_nbytes` bounds what Preread keeps there (None: nine tenths of `maxmemory`, where that is
+    set); what was used longest ago gives way. Connects when it is first asked. Raises TierSettings for a URL that is
+    none."""
+
+    name = "redis"
+    durable = False
+    n_streams = 2
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        budget_nbytes: int | None = None,
+        ttl_s: int = 24 * 3600,
+        timeout_s: float = 2.0,
+        connect_timeout_s: float = 0.5,
+    ) -> None:
+        self._budget_nbytes = budget_nbytes
+        self._ttl_s = ttl_s
+        try:
+            self._client: Any = Redis.from_url(  # pyright: ignore[reportUnknownMemberType]
+                url,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=connect_timeout_s,
+                # Trying again is the breaker's business, and a dead Redis must not cost three time-outs.
+                retry=Retry(NoBackoff(), 0),
+                health_check_interval=30,
+            )
+        except ValueError as error:
+            raise TierSettings(f"PREREAD_REDIS_URL: {error}") from None
+        self._reserve = self._client.register_script(_RESERVE)
+        self._writing = threading.Lock()
+
+    def manifest(self, name: EntryName) -> bytes | None:
+        with _failures():
+            digest, data = self._client.hmget(_key(name.key), "fingerprint", "manifest")
+        return data if digest == name.fingerprint_digest.encode() else None
+
+    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview) -> int:
+        with _failures():
+            pool = self._client.connection_pool
+            connection = pool.get_connection()
+            try:
+                n = read_value(connection, memory, "HGET", _key(name.key), f"{generation}/{shard}")
+                if n > len(memory):
+                    connection.disconnect()
+                return n
+            except BaseException:
+                connection.disconnect()
+                raise
+            finally:
+                pool.release(connection)
+
+    def write(self, name: EntryName, manifest: bytes, nbytes: int, shards: Iterable[memoryview]) -> None:
+        flat, unfinished = flat_key(name.key), f"{UNFINISHED}{flat_key(name.key)}~{uuid.uuid4().hex}"
+        with self._writing, _failures():
+            self._make_room(flat, nbytes + len(manifest))
+            try:
+                self._client.hset(unfinished, mapping={"fingerprint": name.fingerprint_digest})
+                for i, shard in enumerate(shards):
+                    self._client.expire(unfinished, UNFINISHED_S)
+                    self._client.hset(unfinished, f"{generation_of(manifest)}/{i}", shard)
+                self._client.hset(unfinished, "manifest", manifest)
+                self._publish(unfinished, name.key)
+            except BaseException:
+                self._give_up(unfinished, name.key)
+                raise
+
+    def touch(self, name: EntryName) -> None:
+        with _failures(), self._client.pipeline(transaction=False) as pipe:
+            pipe.expire(_key(name.key), self._ttl_s)
+            pipe.zadd(USES, {flat_key(name.key): time.time()}, xx=True)
+            pipe.execute()
+
+    def discard(self, name: EntryName) -> Removed:
+        with _failures():
+            held = self._client.hget(_key(name.key), "fingerprint")
+        return self.remove(name.key) if held == name.fingerprint_digest.encode() else Removed()
+
+    def remove(self, key: SnapshotKey) -> Removed:
+        with _failures(), self._client.pipeline(transaction=True) as pipe:
+            pipe.hget(SIZES, flat_key(key))
+            pipe.unlink(_key(key))
+            pipe.hdel(SIZES, flat_key(key))
+            pipe.zrem(USES, flat_key(key))
+            nbytes, n_removed, *_ = pipe.execute()
+        return Removed(n_removed, int(nbytes or 0)) if n_removed else Removed()
+
+    def entries(self) -> Iterator[TierEntry]:
+        with _failures():
+            sizes: dict[bytes, bytes] = self._client.hgetall(SIZES)
+        for flat, nbytes in sorted(sizes.items()):
+            with _failures():
+                digest = self._client.hget(PREFIX + flat.decode(), "fingerprint")
+            name = None if digest is None else parse_flat(f"{flat.decode()}~{digest.decode()}")
+            if name is not None:
+                yield TierEntry(name, int(nbytes))
+
+    def used(self) -> int:
+        return sum(entry.nbytes for entry in self.entries())
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _make_room(self, flat: str, nbytes: int) -> None:
+        """Raises TierRefused."""
+        budget = self._budget_nbytes or 0
+        if budget and nbytes > budget:
+            raise TierRefused(f"a snapshot of {nbytes} bytes is larger than the whole budget of {budget} in Redis")
+        memory = self._client.info("memory")
+        limit, used = int(memory.get("maxmemory") or 0), int(memory.get("used_memory") or 0)
+        over = int(used + nbytes - MEMORY_SHARE * limit) if limit else 0
+        arguments = [PREFIX, flat, nbytes, budget, max(over, 0), time.time(), UNFINISHED_S]
+        if not self._reserve(keys=[SIZES, USES], args=arguments):
+            raise TierRefused(f"{nbytes} bytes do not fit Redis: its budget is {budget}, its maxmemory {limit}")
+
+    def _publish(self, unfinished: str, key: SnapshotKey) -> None:
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.expire(unfinished, self._ttl_s)
+            pipe.rename(unfinished, _key(key))
+            pipe.execute()
+
+    def _give_up(self, unfinished: str, key: SnapshotKey) -> None:
+        """Best effort: without an answer the name runs out, and the account is put right by the next write."""
+        with suppress(RedisError, OSError), self._client.pipeline(transaction=False) as pipe:
+            pipe.unlink(unfinished)
+            pipe.hdel(SIZES, flat_key(key))
+            pipe.zrem(USES, flat_key(key))
+            pipe.execute()
+
+
+def _key(key: SnapshotKey) -> str:
+    return PREFIX + flat_key(key)
+
+
+@contextmanager
+def _failures() -> Generator[None]:
+    """Every failure of Redis as one of the tier."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        raise TierRefused(f"Redis is full: {error}") from None
+    except ResponseError as error:
+        if str(error).startswith("OOM"):
+            raise TierRefused(f"Redis is full: {error}") from None
+        raise TierDown(f"Redis: {error}") from None
+    except (RedisError, OSError) as error:
+        raise TierDown(f"Redis: {error}") from None

@@ -1,0 +1,324 @@
+"""The disk tier with others beyond it: snapshots are sent there when they are published, and come back when asked for.
+
+Written through: the disk first, then the durable tier, then the caches, the last two in the background. Read from the
+nearest: what is not on the disk is brought there, checked, and opened as ever, so that nobody who reads knows of tiers.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cache_store import inventory
+from cache_store.area import Removed
+from cache_store.builder import SnapshotBuilder
+from cache_store.disk import storage_errors
+from cache_store.errors import BudgetExceeded, BuildLocked, CacheStoreError, MissReason, SnapshotMiss, StorageFailed
+from cache_store.fingerprint import Fingerprint
+from cache_store.keys import EntryName, SnapshotKey
+from cache_store.layout import KVLayout
+from cache_store.reader import SnapshotReader
+from cache_store.segments import WHOLE, Segments
+from cache_store.slots import Counts
+from cache_store.store import SnapshotStore
+from cache_store.tiers.bring import Bringer
+from cache_store.tiers.copy import CopyPlan
+from cache_store.tiers.errors import TierDown
+from cache_store.tiers.notes import Notes
+from cache_store.tiers.send import local_manifest
+from cache_store.tiers.tier import BlobTier
+from cache_store.tiers.uploader import RETRY_S, Uploader
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+BRING_WAIT_S = 30.0
+"""How long one who asks waits for another who brings, or builds, the same snapshot."""
+_POLL_S = 0.02
+_CLOSE_S = 2.0
+
+
+class TieredStore(SnapshotStore):
+    """A `SnapshotStore` with `tiers` beyond the disk, the nearest first.
+
+    `uploads`: whether this process sends what is published; one of all that share a directory should, the engine's.
+    Other arguments are those of `SnapshotStore`.
+    """
+
+    def __init__(
+        self, root: Path, tiers: Sequence[BlobTier], *, uploads: bool = True, retry_s: float = RETRY_S, **disk: Any
+    ) -> None:
+        super().__init__(root, **disk)
+        self.tiers = tuple(tiers)
+        self.root = root
+        self._notes = Notes(root)
+        durable_first = sorted(self.tiers, key=lambda tier: not tier.durable)
+        self.uploader = Uploader(self._area, self._notes, durable_first, self._damaged_on_disk, retry_s)
+        self._uploads = uploads
+        if uploads:
+            self.uploader.start()
+
+    def open(
+        self,
+        key: SnapshotKey,
+        fingerprint: Fingerprint,
+        layout: KVLayout,
+        *,
+        token_digest: str | None = None,
+        context_digest: str = "",
+        segments: Segments | None = None,
+    ) -> SnapshotReader:
+        """As `SnapshotStore.open`; what is not on the disk is brought there first, from the nearest tier that has it,
+        unless computing it is faster. `source` of the reader says where it came from."""
+        name = EntryName(key, fingerprint.digest)
+        open_here = partial(
+            super().open,
+            key,
+            fingerprint,
+            layout,
+            token_digest=token_digest,
+            context_digest=context_digest,
+            segments=segments,
+        )
+
+        def check(plan: CopyPlan) -> None:
+            plan.matches(fingerprint, layout, token_digest, context_digest)
+            if segments is not None and segments.of_length(plan.manifest.n_tokens) != plan.manifest.segments:
+                raise SnapshotMiss(MissReason.FINGERPRINT, "made with other segments")
+
+        try:
+            reader = open_here()
+            self._used(name)
+        except SnapshotMiss as miss:
+            source = self._bring(name, miss, check)
+            if source is None:
+                raise
+            reader = open_here()
+            reader.source = source
+        return reader
+
+    def begin(
+        self,
+        key: SnapshotKey,
+        fingerprint: Fingerprint,
+        layout: KVLayout,
+        token_ids: Sequence[int],
+        *,
+        context_digest: str = "",
+        first_position: int = 0,
+        segments: Segments = WHOLE,
+        next_position: int | None = None,
+        last_position: int | None = None,
+        slot_counts: Counts | None = None,
+    ) -> SnapshotBuilder:
+        """As `SnapshotStore.begin`. Where the disk's budget is used up, snapshots that a durable tier has leave it."""
+        begin = super().begin
+        return self._with_room(
+            lambda: begin(
+                key,
+                fingerprint,
+                layout,
+                token_ids,
+                context_digest=context_digest,
+                first_position=first_position,
+                segments=segments,
+                next_position=next_position,
+                last_position=last_position,
+                slot_counts=slot_counts,
+            )
+        )
+
+    def quarantine(self, key: SnapshotKey, fingerprint_digest: str, reason: MissReason, detail: str) -> None:
+        """As `SnapshotStore.quarantine`; the copies elsewhere are of the same bytes and go."""
+        super().quarantine(key, fingerprint_digest, reason, detail)
+        self._notes.forget(key)
+        for tier in self.tiers:
+            self._remove_from(tier, key)
+
+    def delete_by_tier(self, key: SnapshotKey) -> dict[str, Removed]:
+        """Remove a key, and what was made from it, from the disk and every tier; what each had. What a tier that is
+        down still has is removed when it is back (`finish_removals`), and is not used before."""
+        keys = (*key.made, key)
+        for one in keys:
+            for tier in self.tiers:
+                self._notes.ask_removal(one, tier.name)
+            self._notes.forget(one)
+        removed = {"disk": super().delete(key)}
+        for tier in self.tiers:
+            removed[tier.name] = sum((self._remove_from(tier, one) for one in keys), Removed())
+        return removed
+
+    def delete(self, key: SnapshotKey) -> Removed:
+        """As `delete_by_tier`, all together."""
+        return sum(self.delete_by_tier(key).values(), Removed())
+
+    def evict(self, key: SnapshotKey) -> Removed:
+        """Remove a key from the disk alone: what a tier has comes back when it is asked for."""
+        removed = super().delete(key)
+        with storage_errors("evicting a snapshot"):
+            self._area.tombstone(key).touch(mode=0o600)
+        return removed
+
+    def finish_removals(self) -> int:
+        """Remove what was deleted while a tier was down; how many removals are still to be done."""
+        tiers = {tier.name: tier for tier in self.tiers}
+        for key, tier_name in self._notes.removals():
+            if tier_name in tiers:
+                self._remove_from(tiers[tier_name], key)
+        return len(self._notes.removals())
+
+    def places(self, key: SnapshotKey) -> dict[str, str]:
+        """Where a key's snapshots are: the tier, and `ready` or `pending`. By notes alone: no tier is asked."""
+        held = {"disk": "ready"} if inventory.published(self._area, key) else {}
+        return held | self.far_places(key)
+
+    def far_places(self, key: SnapshotKey) -> dict[str, str]:
+        """As `places`, without the disk."""
+        known = self._notes.of_key(key)
+        return {tier.name: known[tier.name] for tier in self.tiers if tier.name in known}
+
+    def close(self, wait_s: float = _CLOSE_S) -> None:
+        """Stop sending; what is not sent yet is at the next start."""
+        self.uploader.close(wait_s)
+        for tier in self.tiers:
+            tier.close()
+
+    def _before_publish(self, name: EntryName) -> None:
+        self._notes.ask_upload(name, [tier.name for tier in self.tiers])
+
+    def _after_publish(self, name: EntryName) -> None:
+        if self._uploads:
+            self.uploader.add(name)
+
+    def _bring(self, name: EntryName, miss: SnapshotMiss, check: Callable[[CopyPlan], None]) -> str | None:
+        """The tier that a snapshot came from; None, with the reasons in the miss, when it came from none."""
+        if os.path.lexists(self._area.published(name)):
+            return None  # there, and another than what is asked for
+        for tier in self.tiers:
+            try:
+                if self._notes.is_removed(name.key, tier.name):
+                    continue
+                if self._bring_from(tier, name, check):
+                    return tier.name
+            except SnapshotMiss as found:
+                miss.detail += f"; {tier.name}: {found.detail}"
+            except (TierDown, BuildLocked, BudgetExceeded, StorageFailed) as error:
+                miss.detail += f"; {tier.name}: {error}"
+        return None
+
+    def _bring_from(self, tier: BlobTier, name: EntryName, check: Callable[[CopyPlan], None]) -> bool:
+        data = tier.manifest(name)
+        if data is None:
+            return False
+        started = time.monotonic()
+        try:
+            plan = CopyPlan(name, data)
+        except SnapshotMiss as miss:
+            self._damaged_in(tier, name, miss)
+            raise
+        check(plan)
+        if name.key.source is None and not self.speeds.pays(tier.name, plan.nbytes, plan.manifest.n_tokens):
+            raise SnapshotMiss(MissReason.ABSENT, "computing it is faster than bringing it")
+        bringer = Bringer(self._area, tier, plan, lambda: self._notes.is_removed(name.key, tier.name))
+        try:
+            self._with_room(lambda: self._patiently(bringer, name))
+        except SnapshotMiss as miss:
+            self._damaged_in(tier, name, miss, plan.data)
+            raise
+        self.speeds.record_bytes(tier.name, plan.nbytes, time.monotonic() - started)
+        self._promote(tier, name)
+        return True
+
+    def _patiently(self, bringer: Bringer, name: EntryName) -> None:
+        """Bring, or wait for somebody else who does."""
+        until = time.monotonic() + BRING_WAIT_S
+        while True:
+            try:
+                return bringer.run()
+            except BuildLocked:
+                # A build that computes goes on for longer than anybody should wait; it has a journal.
+                if time.monotonic() > until or self._area.journal(name).exists():
+                    raise
+            time.sleep(_POLL_S)
+
+    def _promote(self, source: BlobTier, name: EntryName) -> None:
+        """Used once, it may be again: nearer tiers get it, and the one it came from knows."""
+        try:
+            source.touch(name)
+            self._notes.uploaded(name, source.name)
+            nearer = [tier.name for tier in self.tiers[: self.tiers.index(source)]]
+            if nearer and self._uploads:
+                self._notes.ask_upload(name, nearer)
+                self.uploader.add(name)
+        except CacheStoreError as error:
+            log.warning("a snapshot that was used is not promoted: %s", error)
+
+    def _damaged_in(self, tier: BlobTier, name: EntryName, miss: SnapshotMiss, data: bytes | None = None) -> None:
+        """Take a damaged copy out of a tier, unless another has taken its place meanwhile."""
+        if miss.reason in (MissReason.ABSENT, MissReason.VERSION):
+            return
+        log.warning("the copy of %s in the %s tier cannot be used: %s", name.flat, tier.name, miss)
+        try:
+            if data is None or tier.manifest(name) == data:
+                tier.discard(name)
+                self._notes.not_placed(name, tier.name)
+        except (TierDown, StorageFailed) as error:
+            log.warning("a damaged copy stays in the %s tier: %s", tier.name, error)
+
+    def _damaged_on_disk(self, name: EntryName, miss: SnapshotMiss) -> None:
+        log.warning("%s is not sent to the tiers: %s", name.flat, miss)
+        SnapshotStore.quarantine(self, name.key, name.fingerprint_digest, miss.reason, miss.detail)
+
+    def _remove_from(self, tier: BlobTier, key: SnapshotKey) -> Removed:
+        """What a tier had; noted when it is down."""
+        try:
+            removed = tier.remove(key)
+        except TierDown as error:
+            self._notes.ask_removal(key, tier.name)
+            log.warning("%s is removed from the %s tier when that is back: %s", key.text, tier.name, error)
+            return Removed()
+        self._notes.removed(key, tier.name)
+        return removed
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """`work`, again and again as long as something can leave the disk for it."""
+        while True:
+            try:
+                return work()
+            except BudgetExceeded as error:
+                budget = self._area.ledger.budget_nbytes
+                if (budget is not None and error.needed_nbytes > budget) or not self._evict_one():
+                    raise
+
+    def _evict_one(self) -> bool:
+        """Take the snapshot off the disk that was used longest ago, of those that a durable tier has for sure."""
+        durable = {tier.name: tier for tier in self.tiers if tier.durable}
+        for name in sorted(inventory.published(self._area), key=self._used_at):
+            for tier_name in durable.keys() & set(self._notes.placed(name)):
+                if self._is_safe(durable[tier_name], name):
+                    self._area.discard(self._area.published(name))
+                    self._area.tombstone(name.key).touch(mode=0o600)
+                    return True
+        return False
+
+    def _is_safe(self, tier: BlobTier, name: EntryName) -> bool:
+        try:
+            there, here = tier.manifest(name), local_manifest(self._area, name)
+            return there is not None and here is not None and CopyPlan(name, here).same_as(there)
+        except (TierDown, SnapshotMiss):
+            return False
+
+    def _used(self, name: EntryName) -> None:
+        """The time of the directory is that of its last use."""
+        with suppress(OSError):
+            os.utime(self._area.published(name))
+
+    def _used_at(self, name: EntryName) -> float:
+        try:
+            return self._area.published(name).stat().st_mtime
+        except OSError:
+            return 0.0
