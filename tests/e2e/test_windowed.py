@@ -3,6 +3,7 @@
 A token is a byte here, and a question's bytes find the passage that has the same ones.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ N_PAGES = 26
 RARE = "@#~" * 24
 """Only the page it is on has such bytes, and a question of them."""
 RENT = "When is rent due?"
+DAMAGED = ("documents", "residents", "slots")
+"""Kinds of snapshots that a windowed document has."""
 KEPT = '{"sink_tokens": 16, "summary_tokens": 256, "window_tokens": 128}'
 
 
@@ -43,10 +46,51 @@ def server(serve_all) -> Server:
     return serve_all(fake={"max_context": CONTEXT})
 
 
+def hashing_options(model: Path) -> dict[str, Any]:
+    """Of a server whose answers hash every byte of the KV that they build on, and whose tokens are the model's."""
+    fake = {"model_dir": str(model), "max_context": 1536}
+    return {"fake": fake, "answer_room_tokens": 256, "segment_tokens": 512}
+
+
 @pytest.fixture
 def hashing(serve, demo_model: Path) -> Server:
-    """A server whose answers hash every byte of the KV that they build on, and whose tokens are the demo model's."""
-    return serve(fake={"model_dir": str(demo_model), "max_context": 1536}, answer_room_tokens=256, segment_tokens=512)
+    return serve(**hashing_options(demo_model))
+
+
+@dataclass
+class Damaged:
+    """A document, an answer before one kind of its snapshots was damaged, the two after, and how many of the document's
+    tokens were computed for these."""
+
+    read: dict[str, Any]
+    before: dict[str, Any]
+    after: dict[str, Any]
+    again: dict[str, Any]
+    n_computed: float
+
+
+@pytest.fixture(scope="module")
+def damaged(serve_all, demo_model: Path) -> dict[str, Damaged]:
+    """By the kind of snapshot; all are damaged between one stop and one start."""
+
+    def ask(read: dict[str, Any]) -> dict[str, Any]:
+        return server.ask(server.session(read["id"]), RARE, max_tokens=12)
+
+    server: Server = serve_all(**hashing_options(demo_model))
+    read = {kind: server.ready(document(marked=7 + n), retention=KEPT) for n, kind in enumerate(DAMAGED)}
+    before = {kind: ask(read[kind]) for kind in DAMAGED}
+    server.stop()
+    for kind in DAMAGED:
+        (directory,) = (server.store / "snapshots").glob(f"*/{kind}/{read[kind]['id']}/*")
+        flip(shard(directory), 0.2)
+    server.start()
+    found = {}
+    for kind in DAMAGED:
+        computed = server.engine_stat("document_prefill_tokens_total")
+        after = ask(read[kind])
+        computed = server.engine_stat("document_prefill_tokens_total") - computed
+        found[kind] = Damaged(read[kind], before[kind], after, ask(read[kind]), computed)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -96,21 +140,13 @@ def test_answers_are_the_same_before_and_after_a_restart(hashing: Server):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("kind", ["documents", "residents", "slots"])
-def test_damage_is_told_and_only_what_was_lost_is_made_again(hashing: Server, kind: str):
-    read = hashing.ready(document(marked=7), retention=KEPT)
-    before = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
-    hashing.stop()
-    (directory,) = (hashing.store / "snapshots").glob(f"*/{kind}/{read['id']}/*")
-    flip(shard(directory), 0.2)
-    hashing.start()
-    after = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damage_is_told_and_only_what_was_lost_is_made_again(damaged: dict[str, Damaged], kind: str):
+    before, after, again = damaged[kind].before, damaged[kind].after, damaged[kind].again
     assert same_answer(after) == same_answer(before)
     assert after["cache"]["miss_reason"] == "checksum"
-    n_computed = hashing.engine_stat("document_prefill_tokens_total")
-    assert n_computed == (read["token_count"] if kind == "documents" else 0)
-    assert after["usage"]["prefilled_tokens"] == n_computed + before["usage"]["prefilled_tokens"]
-    again = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
+    assert damaged[kind].n_computed == (damaged[kind].read["token_count"] if kind == "documents" else 0)
+    assert after["usage"]["prefilled_tokens"] == damaged[kind].n_computed + before["usage"]["prefilled_tokens"]
     assert (same_answer(again), again["cache"]["miss_reason"]) == (same_answer(before), None)
 
 
