@@ -109,6 +109,7 @@ async def test_abandoned_answer_is_cancelled_and_the_session_goes_on(world) -> N
     assert (await world.answer(session_id))["answer"] == "ok"
 
 
+@pytest.mark.alone
 async def test_reader_that_returns_in_time_gets_the_rest(world) -> None:
     world.engine.reply = [f"{n} " for n in range(40)]
     world.engine.token_delay_s = 0.003
