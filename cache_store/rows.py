@@ -5,6 +5,7 @@ each head-major (`cache_store.layout`); a record of picked rows is laid out alik
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -29,15 +30,38 @@ def take_rows(
     its own, in the order in which they come out; a place may come more than once.
     Raises ValueError when sizes do not fit or a place is none.
     """
-    places = _places(rows, n_tokens, layout)
-    taken = [np.empty((layout.n_kv_heads, places.shape[1]), dtype) for dtype in _row_types(layout)]
-    for first, last, parts in _blocks(records, n_tokens, layout):
+    return join_rows([Source(records, n_tokens, rows)], layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where some rows come from: the arguments of `take_rows` of these names."""
+
+    records: memoryview | Sequence[memoryview]
+    n_tokens: int
+    rows: npt.NDArray[np.integer[Any]]
+
+
+def join_rows(sources: Sequence[Source], layout: KVLayout) -> list[memoryview]:
+    """The picked rows of several sources behind each other, as `take_rows` gives those of one. Raises as it does."""
+    places = [_places(source.rows, source.n_tokens, layout) for source in sources]
+    n_rows = sum(of_source.shape[1] for of_source in places)
+    taken = [np.empty((layout.n_kv_heads, n_rows), dtype) for dtype in _row_types(layout)]
+    at = 0
+    for source, of_source in zip(sources, places, strict=True):
+        n = of_source.shape[1]
+        _take(source, of_source, [part[:, at : at + n] for part in taken], layout)
+        at += n
+    return [_record(taken, first, layout) for first in range(0, n_rows, layout.block_tokens)]
+
+
+def _take(source: Source, places: Rows, taken: Sequence[Bytes], layout: KVLayout) -> None:
+    for first, last, parts in _blocks(source.records, source.n_tokens, layout):
         heads, columns = np.nonzero((places >= first) & (places < last))
         if len(heads):
             block, row = np.divmod(places[heads, columns] - first, layout.block_tokens)
             for part, out in zip(parts, taken, strict=True):
                 out[heads, columns] = part[block, heads, row]
-    return [_record(taken, first, layout) for first in range(0, places.shape[1], layout.block_tokens)]
 
 
 def take_head_rows(

@@ -106,6 +106,7 @@ class Settings(BaseSettings):
     free_floor_bytes: int = Field(512 * MIB, ge=0, description="Free disk that is never used up.")
     sweep_interval_s: float = Field(60.0, gt=0, description="How often expired documents are removed.")
 
+    max_session_documents: int = Field(16, ge=1, le=64, description="Most documents of one session.")
     queue_limit: int = Field(32, ge=1, description="Answers running and waiting; more get 429.")
     max_answer_tokens: int = Field(4096, ge=1, description="Largest `max_tokens` of a question.")
     disconnect_grace_s: float = Field(10.0, ge=0, description="How long an answer goes on without a reader.")

@@ -21,7 +21,7 @@ from service.core.sessions import MAX_PAGE
 
 
 class SessionController(Controller):
-    """Conversations over a document."""
+    """Conversations over documents."""
 
     path = "/v1/sessions"
     tags = ("sessions",)
@@ -30,7 +30,7 @@ class SessionController(Controller):
     async def create(
         self, services: NamedDependency[Services], owner_id: NamedDependency[str], data: JSONBody[NewSession]
     ) -> Response[SessionBody]:
-        """Begin a conversation about a document that is ready."""
+        """Begin a conversation about a document that is ready, or about several."""
         row = await services.conversations.sessions.create(owner_id, data.document_ids, data.title)
         return Response(session_body(row), headers={"Location": f"/v1/sessions/{row.id}"})
 

@@ -91,8 +91,8 @@ async def _session(services: Any, document_id: str, session_id: str | None) -> s
     if session_id is None:
         return (await services.conversations.sessions.create(OWNER, [document_id])).id
     row, _ = await services.conversations.sessions.get(OWNER, session_id)
-    if row.document_id != document_id:
-        raise Invalid(f"The session {session_id} is about another document.")
+    if row.document_ids != [document_id]:
+        raise Invalid(f"The session {session_id} is about other documents.")
     return session_id
 
 

@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from service.core.clock import Clock
 from service.core.context import Context
 from service.core.results import Outcome, Rebuilt
 from service.core.sampling import Question
-from service.db.models import DocumentRow
 from service.engine.messages import (
     AnswerDone,
     AnswerRequest,
@@ -30,8 +29,8 @@ _ENDED_EARLY = Failed("engine_lost", "The engine ended the answer without a word
 _LOST_DETAIL = "The engine stopped while this was being answered and is being restarted: ask again."
 _MISS_DETAIL = "The document's snapshot was lost again right after it had been rebuilt: ask again."
 
-Rebuild = Callable[[str], Awaitable[tuple[DocumentRow, BuildDone]]]
-"""Brings back the snapshot of a document (by its id); the document as it is then, and what it took."""
+Rebuild = Callable[[Context, str], Awaitable[tuple[Context, BuildDone]]]
+"""Brings back the snapshot of one of the documents, by its id; the context as it is then, and what it took."""
 OnText = Callable[[str], None]
 
 
@@ -78,24 +77,26 @@ class Job:
         return self.question.parameters(self.sampling.max_tokens) | {"prompt": self.prompt_digest}
 
     def request(self) -> AnswerRequest:
-        document = self.context.document
+        document, together = self.context.document, self.context.together
         return AnswerRequest(
             request_id=self.answer_id,
             session_id=self.session_id,
             document=DocumentRef(document.owner_id, document.id),
-            token_digest=document.token_digest or "",
+            token_digest="" if together else document.token_digest or "",
             n_document_tokens=self.context.n_document_tokens,
             turns=self.context.turns,
             prompt_ids=self.prompt_ids,
             sampling=self.sampling,
             kv_id=self.answer_id,
-            pinned=document.pinned,
-            retention=self.context.policy.retention,
+            pinned=any(row.pinned for row in self.context.documents),
+            retention=None if together else self.context.policy.retention,
+            parts=together.parts if together else [],
+            fetch_tokens=together.fetch_tokens if together else 0,
         )
 
 
 class AnswerRun:
-    """Runs a job: asks the engine, and once more after a rebuild when the snapshot was missing."""
+    """Runs a job: asks the engine, and once more after each rebuild of a snapshot that was missing."""
 
     def __init__(self, engine: EngineClient, rebuild: Rebuild, clock: Clock) -> None:
         self._engine = engine
@@ -108,8 +109,13 @@ class AnswerRun:
         outcome = Outcome()
         try:
             failed = await self._attempt(job, outcome, on_text)
-            if failed is not None and failed.code == "snapshot_miss":
-                failed = await self._after_rebuild(job, outcome, failed, on_text)
+            mended: set[str | None] = set()
+            while failed is not None and failed.code == "snapshot_miss":
+                missing = failed.document_id if job.context.together else job.context.document.id
+                if missing in mended:
+                    break
+                mended.add(missing)
+                failed = await self._after_rebuild(job, outcome, failed, missing, on_text)
             if failed is not None and failed.code == "cancelled":
                 outcome.cancelled = True
             elif failed is not None:
@@ -142,21 +148,25 @@ class AnswerRun:
                     return event
         return _ENDED_EARLY
 
-    async def _after_rebuild(self, job: Job, outcome: Outcome, miss: Failed, on_text: OnText) -> Failed | None:
-        began = self._clock.monotonic()
-        rebuilt = await self._rebuild_or_cancel(job)
-        if rebuilt is None:
-            return Failed("cancelled", "Nobody waited for this answer.")
+    async def _after_rebuild(
+        self, job: Job, outcome: Outcome, miss: Failed, missing: str | None, on_text: OnText
+    ) -> Failed | None:
+        """`missing` None: what was missing is no document's own, and is made anew by the next attempt."""
+        began, n_computed = self._clock.monotonic(), 0
+        if missing is not None:
+            rebuilt = await self._rebuild_or_cancel(job, missing)
+            if rebuilt is None:
+                return Failed("cancelled", "Nobody waited for this answer.")
+            job.context, n_computed = rebuilt[0], rebuilt[1].prefilled_tokens
+        before = outcome.rebuilt or Rebuilt(miss.miss_reason or "absent", 0, 0.0)
         ms = (self._clock.monotonic() - began) * 1e3
-        document, done = rebuilt
-        outcome.rebuilt = Rebuilt(miss.miss_reason or "absent", done.prefilled_tokens, ms)
-        job.context = replace(job.context, document=document)
+        outcome.rebuilt = Rebuilt(before.miss_reason, before.n_tokens + n_computed, before.ms + ms)
         return await self._attempt(job, outcome, on_text)
 
-    async def _rebuild_or_cancel(self, job: Job) -> tuple[DocumentRow, BuildDone] | None:
-        """The rebuilt document and its build, or None when the job was cancelled first; the rebuild goes on for others
-        then."""
-        rebuild = asyncio.ensure_future(self._rebuild(job.context.document.id))
+    async def _rebuild_or_cancel(self, job: Job, document_id: str) -> tuple[Context, BuildDone] | None:
+        """The context with the rebuilt document and its build, or None when the job was cancelled first; the rebuild
+        goes on for others then."""
+        rebuild = asyncio.ensure_future(self._rebuild(job.context, document_id))
         cancelled = asyncio.ensure_future(job.cancelled.wait())
         try:
             await asyncio.wait({rebuild, cancelled}, return_when=asyncio.FIRST_COMPLETED)

@@ -13,7 +13,7 @@ from service.core.citation_indexes import CitationIndexes
 from service.core.citations import Citation
 from service.core.clock import Clock
 from service.core.preparation import Preparation
-from service.core.provenance import Reading, whole_document
+from service.core.provenance import notice_of, whole_document
 from service.core.results import Outcome
 from service.core.sampling import Question
 from service.core.streams import AnswerStream
@@ -156,23 +156,27 @@ class AnswerService:
 
     async def _cite(self, job: Job, outcome: Outcome) -> list[Citation]:
         try:
-            return await self._indexes.cite(job.context.document.id, job.question.text, outcome.text)
+            document_ids = [document.id for document in job.context.documents]
+            return await self._indexes.cite(document_ids, job.question.text, outcome.text)
         except Exception as error:  # an answer without citations is better than none
             _log.error("citing failed", answer_id=job.answer_id, exc_info=error)
             return []
 
     async def _account(self, job: Job, outcome: Outcome) -> None:
         """Say which pages the answer stands on."""
-        document, policy = job.context.document, job.context.policy
-        if not policy.is_windowed:
+        context = job.context
+        if not context.together and not context.policy.is_windowed:
+            document = context.document
             outcome.provenance = [whole_document(document.id, document.page_count or 1)]
             return
+        pages: list[list[PageTokens]] = []
         async with self._database.reading() as uow:
-            pages = [PageTokens(*page) for page in await uow.pages.ranges(document.id)]
-        reading = Reading(document.id, policy, document.token_count or 0, pages, outcome.spans)
-        outcome.provenance = reading.provenance()
+            for document in context.documents:
+                pages.append([PageTokens(*page) for page in await uow.pages.ranges(document.id)])
+        readings = context.readings(pages, outcome.spans)
+        outcome.provenance = [part for reading in readings for part in reading.provenance()]
         if outcome.text:
-            outcome.notice = reading.notice([citation.page for citation in outcome.citations])
+            outcome.notice = notice_of(readings, [(each.document_id, each.page) for each in outcome.citations])
 
     def _abandon(self, running: _Running) -> None:
         _log.info("answer abandoned", answer_id=running.job.answer_id)

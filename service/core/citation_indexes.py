@@ -2,6 +2,8 @@
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from service.core.citations import Citation, PageIndex, PageText, cite
 from service.db.engine import Database
@@ -9,40 +11,59 @@ from service.db.engine import Database
 DEFAULT_BUDGET_NBYTES = 128 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedPages:
+    """The pages of one or several documents in one index, counted through; `places`: document and page of each.
+
+    In one, so that a sentence of an answer goes to where it is said best, and words count by how rare they are in all.
+    """
+
+    index: PageIndex
+    places: list[tuple[str, int]]
+
+    def cite(self, question: str, answer: str) -> list[Citation]:
+        found = cite(answer, self.index, document_id="", question=question)
+        named = [(citation, *self.places[citation.page]) for citation in found]
+        return [replace(citation, document_id=document_id, page=page) for citation, document_id, page in named]
+
+
 class CitationIndexes:
-    """Builds a document's index once, in a worker thread, and keeps the latest ones. Pages never change."""
+    """Builds the index of a session's documents once, in a worker thread, and keeps the latest ones. Pages never
+    change."""
 
     def __init__(self, database: Database, *, budget_nbytes: int = DEFAULT_BUDGET_NBYTES) -> None:
         self._database = database
         self._budget_nbytes = budget_nbytes
-        self._kept: OrderedDict[str, PageIndex] = OrderedDict()
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._kept: OrderedDict[tuple[str, ...], JoinedPages] = OrderedDict()
+        self._locks: dict[tuple[str, ...], asyncio.Lock] = {}
 
-    async def cite(self, document_id: str, question: str, answer: str) -> list[Citation]:
-        """Citations of an answer from this document (see `citations.cite`)."""
-        index = await self.index_of(document_id)
-        return await asyncio.to_thread(cite, answer, index, document_id=document_id, question=question)
+    async def cite(self, document_ids: Sequence[str], question: str, answer: str) -> list[Citation]:
+        """Citations of an answer from these documents (see `citations.cite`)."""
+        pages = await self.pages_of(tuple(document_ids))
+        return await asyncio.to_thread(pages.cite, question, answer)
 
-    async def index_of(self, document_id: str) -> PageIndex:
-        lock = self._locks.setdefault(document_id, asyncio.Lock())
+    async def pages_of(self, document_ids: tuple[str, ...]) -> JoinedPages:
+        lock = self._locks.setdefault(document_ids, asyncio.Lock())
         try:
             async with lock:
-                index = self._kept.pop(document_id, None) or await self._build(document_id)
-                self._kept[document_id] = index
+                pages = self._kept.pop(document_ids, None) or await self._build(document_ids)
+                self._kept[document_ids] = pages
         finally:
             if not lock.locked():
-                self._locks.pop(document_id, None)
+                self._locks.pop(document_ids, None)
         self._shrink()
-        return index
+        return pages
 
     def forget(self, document_id: str) -> None:
-        self._kept.pop(document_id, None)
+        for document_ids in [ids for ids in self._kept if document_id in ids]:
+            del self._kept[document_ids]
 
-    async def _build(self, document_id: str) -> PageIndex:
+    async def _build(self, document_ids: tuple[str, ...]) -> JoinedPages:
         async with self._database.reading() as uow:
-            pages = [PageText(row.number, row.text) for row in await uow.pages.all(document_id)]
-        return await asyncio.to_thread(PageIndex, pages)
+            rows = [row for document_id in document_ids for row in await uow.pages.all(document_id)]
+        texts = [PageText(number, row.text) for number, row in enumerate(rows)]
+        return JoinedPages(await asyncio.to_thread(PageIndex, texts), [(row.document_id, row.number) for row in rows])
 
     def _shrink(self) -> None:
-        while len(self._kept) > 1 and sum(index.nbytes for index in self._kept.values()) > self._budget_nbytes:
+        while len(self._kept) > 1 and sum(p.index.nbytes for p in self._kept.values()) > self._budget_nbytes:
             self._kept.popitem(last=False)

@@ -6,7 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from ingest.model import PageTokens
+from service.core.provenance import Reading
 from service.core.retention import Policy, stored_policy
+from service.core.together import Together
 from service.db.models import DocumentRow, TurnRow
 from service.engine.messages import EngineInfo, SpanRef, TurnRef
 from service.errors import Invalid, TooLong
@@ -32,38 +35,68 @@ def unpack_ids(data: bytes) -> list[int]:
 
 
 def pack_spans(spans: Sequence[SpanRef]) -> list[list[int]]:
-    """Spans as stored."""
-    return [[span.first, span.n_tokens] for span in spans]
+    """Spans as stored: first token and length, and the place of the document unless it is the first of the session."""
+    return [[span.first, span.n_tokens, *([span.document] if span.document else [])] for span in spans]
 
 
 def unpack_spans(stored: Sequence[Sequence[int]]) -> list[SpanRef]:
-    return [SpanRef(first, n_tokens) for first, n_tokens in stored]
+    return [SpanRef(*numbers) for numbers in stored]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A ready document and the turns of a session that a question follows."""
+    """The ready documents of a session and the turns that a question follows. `together`: what of each is in memory,
+    when there are several."""
 
-    document: DocumentRow
+    documents: Sequence[DocumentRow]
     turns: list[TurnRef]
     pending_ids: list[int]
+    together: Together | None = None
 
     @classmethod
-    def of(cls, document: DocumentRow, turns: Sequence[TurnRow]) -> "Context":
+    def of(
+        cls, documents: Sequence[DocumentRow], turns: Sequence[TurnRow], together: Together | None = None
+    ) -> "Context":
         refs = [TurnRef(turn.kv_id or turn.id, unpack_ids(turn.token_ids), unpack_spans(turn.spans)) for turn in turns]
-        return cls(document, refs, unpack_ids(turns[-1].pending_ids) if turns else [])
+        return cls(documents, refs, unpack_ids(turns[-1].pending_ids) if turns else [], together)
+
+    @property
+    def document(self) -> DocumentRow:
+        """The only document, or the first one."""
+        return self.documents[0]
 
     @property
     def n_document_tokens(self) -> int:
-        return self.document.token_count or 0
+        """Of all documents."""
+        return sum(document.token_count or 0 for document in self.documents)
 
     @property
     def policy(self) -> Policy:
+        """Of the only document."""
         return stored_policy(self.document.policy)
+
+    @property
+    def next_position(self) -> int:
+        """Where the turns begin."""
+        return self.together.next_position if self.together else self.policy.next_position(self.n_document_tokens)
+
+    @property
+    def fetch_tokens(self) -> int:
+        """How many tokens one question may bring back."""
+        return self.together.fetch_tokens if self.together else self.policy.fetch_tokens
 
     @property
     def n_turn_tokens(self) -> int:
         return sum(len(turn.token_ids) for turn in self.turns)
+
+    def readings(self, pages: Sequence[Sequence[PageTokens]], spans: Sequence[SpanRef]) -> list[Reading]:
+        """What an answer saw of each document when `spans` were fetched for it; `pages` are those of each."""
+        if self.together is None:
+            return [Reading.windowed(self.document.id, self.policy, self.n_document_tokens, pages[0], spans)]
+        return [
+            Reading(part.document.document_id, part.resident, pages[n], [span for span in spans if span.document == n])
+            for n, part in enumerate(self.together.parts)
+        ]
 
     def prompt_ids(self, prompt: Prompt, question: str) -> list[int]:
         """Tokens to compute for `question`: what the last answer left pending, then the question's turn."""
@@ -78,12 +111,13 @@ def answer_room(context: Context, n_prompt: int, max_tokens: int | None, *, engi
     """
     if max_tokens is not None and not 1 <= max_tokens <= limit:
         raise Invalid(f"max_tokens is {max_tokens}; it must be from 1 to {limit}.", param="max_tokens")
-    taken, policy = context.policy.next_position(context.n_document_tokens), context.policy
+    taken, fetched = context.next_position, context.fetch_tokens
     room = engine.max_context - taken
-    numbers = f"The model's context is {engine.max_context} tokens, the document takes {taken}"
+    takes = "the documents take" if context.together else "the document takes"
+    numbers = f"The model's context is {engine.max_context} tokens, {takes} {taken}"
     # What is fetched for a question lies beside the turns, at positions of its own.
-    if engine.tail_tokens and engine.tail_tokens - policy.fetch_tokens < room:
-        room = engine.tail_tokens - policy.fetch_tokens
+    if engine.tail_tokens and engine.tail_tokens - fetched < room:
+        room = engine.tail_tokens - fetched
         numbers = f"A session has room for {room} tokens beside its document"
     numbers += f", the {len(context.turns)} earlier turns {context.n_turn_tokens}, the question {n_prompt}"
     left = room - context.n_turn_tokens - n_prompt

@@ -8,6 +8,7 @@ from service.core.clock import Clock
 from service.core.context import Prompt
 from service.core.preparation import DocumentSnapshots, Preparation
 from service.core.sessions import SessionService
+from service.core.together import Gathering
 from service.core.turn_kv import TurnKV, TurnStore
 from service.core.turn_log import TurnLog
 from service.db.engine import Database
@@ -46,6 +47,7 @@ class Conversations:
         prompt_digest: str,
         clock: Clock,
         limits: Limits,
+        gathering: Gathering,
     ) -> "Conversations":
         turn_kv = TurnKV(store, database)
         turns = TurnLog(database, turn_kv, clock)
@@ -54,14 +56,16 @@ class Conversations:
             database=database,
             engine=engine,
             preparation=Preparation(
-                database, engine, snapshots, prompt, prompt_digest, limits.max_answer_tokens, clock
+                database, engine, snapshots, prompt, prompt_digest, limits.max_answer_tokens, clock, gathering
             ),
             turns=turns,
             admission=admission,
             clock=clock,
             grace_s=limits.grace_s,
         )
-        sessions = SessionService(database=database, engine=engine, answers=answers, turn_kv=turn_kv, clock=clock)
+        sessions = SessionService(
+            database=database, engine=engine, answers=answers, turn_kv=turn_kv, clock=clock, gathering=gathering
+        )
         return cls(sessions, answers, admission, turns, turn_kv)
 
     async def recover(self) -> None:

@@ -1,8 +1,9 @@
-"""From a question to a job: the session's document and turns, the prompt's tokens, the room for the
+"""From a question to a job: the session's documents and turns, the prompt's tokens, the room for the
 answer."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from service.core.access import usable_session
@@ -11,6 +12,7 @@ from service.core.clock import Clock
 from service.core.context import Context, Prompt, answer_room
 from service.core.ids import new_id
 from service.core.sampling import Question
+from service.core.together import Gathering, Together
 from service.db.engine import Database
 from service.db.models import DocumentRow, TurnRow
 from service.engine.messages import BuildDone
@@ -42,6 +44,7 @@ class Preparation:
         prompt_digest: str,
         max_answer_tokens: int,
         clock: Clock,
+        gathering: Gathering,
     ) -> None:
         self._database = database
         self._engine = engine
@@ -50,21 +53,22 @@ class Preparation:
         self._prompt_digest = prompt_digest
         self._max_answer_tokens = max_answer_tokens
         self._clock = clock
+        self._gathering = gathering
 
     async def require_ready(self, owner_id: str, session_id: str) -> None:
         """Raises NotFound for an unknown session and one of an expired document, Conflict for a document not ready."""
-        await self._document(owner_id, session_id)
+        await self._documents(owner_id, session_id)
 
     async def job(self, owner_id: str, session_id: str, question: Question, accepted: float) -> Job:
         """A job without a stream's timers running yet.
 
-        Raises NotFound, Conflict (``document_not_ready``, ``model_changed``), TooLong, Invalid.
+        Raises NotFound, Conflict (``document_not_ready``, ``model_changed``), TooLong, Invalid (``no_index_heads``).
         """
-        document = await self._snapshots.current(await self._document(owner_id, session_id))
+        documents = [await self._snapshots.current(row) for row in await self._documents(owner_id, session_id)]
         async with self._database.reading() as uow:
             turns = await uow.turns.context(session_id)
         self._require_same_prompt(turns)
-        context = Context.of(document, turns)
+        context = Context.of(documents, turns, self._together(documents))
         # Long questions take a while to tokenize; the tokenizer works outside the interpreter lock.
         prompt_ids = await asyncio.to_thread(context.prompt_ids, self._prompt, question.text)
         room = answer_room(
@@ -86,21 +90,26 @@ class Preparation:
             accepted=accepted,
         )
 
-    async def rebuild(self, document_id: str) -> tuple[DocumentRow, BuildDone]:
-        """Bring back the document's snapshot; the row as it is then."""
+    async def rebuild(self, context: Context, document_id: str) -> tuple[Context, BuildDone]:
+        """Bring back the snapshot of one of the documents; the context as it is then."""
         done = await self._snapshots.rebuild(document_id)
         async with self._database.reading() as uow:
             document = await uow.documents.get(document_id)
         if document is None:
             raise NotFound("The document was deleted meanwhile.")
-        return document, done
+        documents = [document if row.id == document_id else row for row in context.documents]
+        return replace(context, documents=documents, together=self._together(documents)), done
 
-    async def _document(self, owner_id: str, session_id: str) -> DocumentRow:
+    async def _documents(self, owner_id: str, session_id: str) -> Sequence[DocumentRow]:
         async with self._database.reading() as uow:
-            _, document = await usable_session(uow, owner_id, session_id, self._clock.now())
-        if document.status != "ready":
-            raise Conflict(f"The document is {document.status}, not ready.", code="document_not_ready")
-        return document
+            _, documents = await usable_session(uow, owner_id, session_id, self._clock.now())
+        for document in documents:
+            if document.status != "ready":
+                raise Conflict(f"The document is {document.status}, not ready.", code="document_not_ready")
+        return documents
+
+    def _together(self, documents: Sequence[DocumentRow]) -> Together | None:
+        return self._gathering.of(documents) if len(documents) > 1 else None
 
     def _require_same_prompt(self, turns: Sequence[TurnRow]) -> None:
         if any(turn.parameters.get("prompt") != self._prompt_digest for turn in turns):

@@ -6,7 +6,7 @@ from typing import Any
 
 from service.core.citations import Citation
 from service.core.provenance import Provenance
-from service.db.models import DocumentRow, TurnRow
+from service.db.models import TurnRow
 from service.engine.messages import AnswerDone, AnswerStarted, SpanRef
 from service.errors import ServiceError
 
@@ -55,12 +55,12 @@ class Outcome:
         return self.started.spans if self.started else []
 
 
-def usage_of(outcome: Outcome, document: DocumentRow) -> dict[str, Any]:
+def usage_of(outcome: Outcome, n_document_tokens: int) -> dict[str, Any]:
     """Tokens. What a rebuild computed counts as prefilled, not as reused, although the answer then resumed
     from it."""
     started, rebuilt = outcome.started, outcome.rebuilt.n_tokens if outcome.rebuilt else 0
     return {
-        "document_tokens": document.token_count or 0,
+        "document_tokens": n_document_tokens,
         "reused_tokens": max(0, started.reused_tokens - rebuilt) if started else 0,
         "prefilled_tokens": (started.prefilled_tokens if started else 0) + rebuilt,
         "completion_tokens": outcome.done.completion_tokens if outcome.done else 0,
@@ -95,7 +95,7 @@ def timings_of(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def columns_of(outcome: Outcome, document: DocumentRow) -> dict[str, Any]:
+def columns_of(outcome: Outcome, n_document_tokens: int) -> dict[str, Any]:
     """The columns of the turn's row that show the result."""
     error = outcome.error
     return {
@@ -107,7 +107,7 @@ def columns_of(outcome: Outcome, document: DocumentRow) -> dict[str, Any]:
         "citations": [asdict(citation) for citation in outcome.citations],
         "provenance": [asdict(part) for part in outcome.provenance],
         "notice": outcome.notice,
-        "usage": usage_of(outcome, document),
+        "usage": usage_of(outcome, n_document_tokens),
         "cache": cache_of(outcome),
         "timings": timings_of(outcome),
     }

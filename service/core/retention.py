@@ -70,10 +70,14 @@ class Policy(msgspec.Struct, frozen=True):
         """Tokens in memory while it is read."""
         return self.sink_tokens + self.segment_tokens if self.segment_tokens else n_tokens
 
+    def end(self, n_tokens: int) -> int:
+        """The position behind its longest segment."""
+        return self.sink_tokens + self.segment_tokens if self.segment_tokens else n_tokens
+
     def next_position(self, n_tokens: int) -> int:
         """Where a question begins."""
-        gap = QUESTION_GAP if self.summary_tokens else 0
-        return self.sink_tokens + self.segment_tokens + gap if self.segment_tokens else n_tokens
+        gap = QUESTION_GAP if self.summary_tokens and self.segment_tokens else 0
+        return self.end(n_tokens) + gap
 
     def stored(self) -> dict[str, Any]:
         """For the document's row, and for people."""
@@ -92,7 +96,7 @@ def check_wish(wish: Wish, info: EngineInfo, bounds: Bounds) -> None:
     if not info.n_index_heads:
         raise Invalid(
             f"Retention `{wish.preset}` keeps a part of a document in memory and finds the rest by the model's index "
-            f"heads, which are not known: {_command(bounds)}, or leave `retention` out.",
+            f"heads, which are not known: {index_heads_command(bounds)}, or leave `retention` out.",
             code="no_index_heads",
             param="retention",
         )
@@ -233,9 +237,10 @@ def _advice(info: EngineInfo, bounds: Bounds) -> str:
         return "Upload a shorter part, or serve a model with a longer context or more memory."
     return (
         "A longer one can be kept in part once the model's index heads are known, which find the rest of it: "
-        f"{_command(bounds)}, then upload it again."
+        f"{index_heads_command(bounds)}, then upload it again."
     )
 
 
-def _command(bounds: Bounds) -> str:
+def index_heads_command(bounds: Bounds) -> str:
+    """What to do where index heads are not known."""
     return f"run `preread models index-heads {bounds.model}` and start the server again"

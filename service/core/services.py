@@ -21,6 +21,7 @@ from service.core.progress import ProgressBoard
 from service.core.recovery import recover
 from service.core.retention import Bounds
 from service.core.snapshots import Snapshots
+from service.core.together import Gathering
 from service.core.uploads import Uploads
 from service.db.engine import Database
 from service.engine.protocol import EngineClient
@@ -120,4 +121,10 @@ def _conversations(adapters: Adapters, snapshots: Snapshots) -> Conversations:
         prompt_digest=adapters.prompts.digest,
         clock=adapters.clock,
         limits=Limits(settings.queue_limit, settings.disconnect_grace_s, settings.max_answer_tokens),
+        gathering=Gathering(
+            adapters.engine,
+            _bounds(settings),
+            most_documents=settings.max_session_documents,
+            n_prompt=len(adapters.prompts.template.document_prefix_ids),
+        ),
     )

@@ -1,4 +1,4 @@
-"""Sessions: conversations over a document, listed, forked and deleted."""
+"""Sessions: conversations over documents, listed, forked and deleted."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,10 +9,11 @@ from service.core.answers import AnswerService
 from service.core.clock import Clock
 from service.core.deletion import expired
 from service.core.ids import new_id
+from service.core.together import Gathering
 from service.core.turn_kv import TurnKV
 from service.core.uploads import check_title
 from service.db.engine import Database
-from service.db.models import SessionRow, TurnRow
+from service.db.models import DocumentRow, SessionDocumentRow, SessionRow, TurnRow
 from service.db.repositories import UnitOfWork
 from service.engine.protocol import EngineClient, EngineLost
 from service.errors import Conflict, Invalid, NotFound
@@ -39,34 +40,28 @@ class SessionService:
         answers: AnswerService,
         turn_kv: TurnKV,
         clock: Clock,
+        gathering: Gathering,
     ) -> None:
         self._database = database
         self._engine = engine
         self._answers = answers
         self._turn_kv = turn_kv
         self._clock = clock
+        self._gathering = gathering
 
     async def create(self, owner_id: str, document_ids: Sequence[str], title: str = "") -> SessionRow:
-        """A new session over one ready document.
+        """A new session over ready documents.
 
-        Raises Invalid unless it is exactly one document, NotFound, Conflict (``document_not_ready``).
+        Raises Invalid for their number, for one that is named twice and for several without index heads, TooLong for
+        several that do not fit together, NotFound, Conflict (``document_not_ready``).
         """
-        if len(document_ids) != 1:
-            raise Invalid(
-                f"A session is over one document for now; {len(document_ids)} were given.",
-                param="document_ids",
-            )
+        self._gathering.check(document_ids)
         check_title(title)
         async with self._database.writing() as uow:
-            document = await uow.documents.get(document_ids[0], owner_id)
-            if document is None or expired(document, self._clock.now()):
-                raise NotFound("There is no such document.", param="document_ids")
-            if document.status != "ready":
-                raise Conflict(
-                    f"The document is {document.status}, not ready: wait until it has been read.",
-                    code="document_not_ready",
-                )
-            row = self._new_row(owner_id, document.id, title)
+            documents = [await self._ready(uow, owner_id, document_id) for document_id in document_ids]
+            if len(documents) > 1:
+                self._gathering.of(documents)
+            row = self._new_row(owner_id, document_ids, title)
             await uow.sessions.add(row)
         return row
 
@@ -112,7 +107,7 @@ class SessionService:
         async with self._database.writing() as uow:
             source = await self._session(uow, owner_id, session_id)
             kept = await _turns_through(uow, session_id, after_turn)
-            row = self._new_row(owner_id, source.document_id, source.title if title is None else title)
+            row = self._new_row(owner_id, source.document_ids, source.title if title is None else title)
             row.forked_from = source.id
             await uow.sessions.add(row)
             turns = [_copy(turn, row.id, ordinal) for ordinal, turn in enumerate(kept, 1)]
@@ -124,12 +119,24 @@ class SessionService:
         session, _ = await usable_session(uow, owner_id, session_id, self._clock.now())
         return session
 
-    def _new_row(self, owner_id: str, document_id: str, title: str) -> SessionRow:
+    async def _ready(self, uow: UnitOfWork, owner_id: str, document_id: str) -> DocumentRow:
+        document = await uow.documents.get(document_id, owner_id)
+        if document is None or expired(document, self._clock.now()):
+            raise NotFound("There is no such document.", param="document_ids")
+        if document.status != "ready":
+            raise Conflict(
+                f"The document is {document.status}, not ready: wait until it has been read.",
+                code="document_not_ready",
+            )
+        return document
+
+    def _new_row(self, owner_id: str, document_ids: Sequence[str], title: str) -> SessionRow:
         now = self._clock.now()
         return SessionRow(
             id=new_id("ses"),
             owner_id=owner_id,
-            document_id=document_id,
+            document_id=document_ids[0],
+            documents=[SessionDocumentRow(ordinal=n, document_id=each) for n, each in enumerate(document_ids)],
             title=title,
             created_at=now,
             updated_at=now,

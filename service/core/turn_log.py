@@ -54,20 +54,19 @@ class TurnLog:
         When it cannot be kept (disk full, session deleted meanwhile) it is a failed turn that says so, and
         its KV is removed: the next question builds on what was there before.
         """
-        document = job.context.document
-        turn = TurnRow(id=job.answer_id, **columns_of(outcome, document))
+        turn = TurnRow(id=job.answer_id, **columns_of(outcome, job.context.n_document_tokens))
         try:
             if await self._write(job, outcome):
                 return turn
             error: ServiceError = NotFound("The session or its document was deleted meanwhile.")
         except StorageFull as full:
             error = full
-        await self._turn_kv.delete(document.owner_id, [job.answer_id])
+        await self._turn_kv.delete(job.owner_id, [job.answer_id])
         turn.status, turn.error_code, turn.error_detail = "failed", error.code, error.detail
         return turn
 
     async def _write(self, job: Job, outcome: Outcome) -> bool:
-        values = columns_of(outcome, job.context.document)
+        values = columns_of(outcome, job.context.n_document_tokens)
         done = outcome.done
         if done is not None and done.token_ids:
             values |= {"token_ids": pack_ids(done.token_ids), "pending_ids": pack_ids(done.pending_ids)}

@@ -4,7 +4,7 @@ All times are UTC seconds since the epoch. Ids are prefixed random strings made 
 """
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String, UniqueConstraint
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 
 class Base(DeclarativeBase):
@@ -83,7 +83,7 @@ class PageRow(Base):
 
 
 class SessionRow(Base):
-    """A conversation over one document (a list in the API: more than one comes later)."""
+    """A conversation over one or several documents; `document_id` is the first of `documents`."""
 
     __tablename__ = "sessions"
 
@@ -94,18 +94,39 @@ class SessionRow(Base):
     forked_from: Mapped[str | None] = mapped_column(default=None)
     created_at: Mapped[float]
     updated_at: Mapped[float]
+    documents: Mapped[list["SessionDocumentRow"]] = relationship(
+        order_by="SessionDocumentRow.ordinal", lazy="selectin", cascade="all, delete-orphan", passive_deletes=True
+    )
 
     __table_args__ = (
         Index("ix_sessions_owner_created", "owner_id", "created_at"),
         Index("ix_sessions_document", "document_id"),
     )
 
+    @property
+    def document_ids(self) -> list[str]:
+        """In the order in which they were given."""
+        return [document.document_id for document in self.documents]
+
+
+class SessionDocumentRow(Base):
+    """One of the documents of a session, in their order."""
+
+    __tablename__ = "session_documents"
+
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id", ondelete="CASCADE"), primary_key=True)
+    ordinal: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"))
+
+    __table_args__ = (Index("ix_session_documents_document", "document_id"),)
+
 
 class TurnRow(Base):
     """One question and its answer. `id` is the answer id; `kv_id` names the stored KV (a fork shares it).
 
     `token_ids` (little-endian int32) are the tokens whose KV the turn left in the session, `pending_ids`
-    those the next question must begin with. `spans`: [first, length] of the document's tokens that were fetched for it.
+    those the next question must begin with. `spans`: [first, length] of the document's tokens that were fetched for it;
+    of another document of the session than the first also its place among them.
     `status`: `running`, `done`, `failed`, `cancelled`.
     """
 

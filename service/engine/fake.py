@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from cache_store.fingerprint import Fingerprint
 from service.engine.digests import digest_of
+from service.engine.host.kept import holds, together_ref
 from service.engine.messages import (
     AnswerDone,
     AnswerEvent,
@@ -23,6 +24,7 @@ from service.engine.messages import (
     EngineInfo,
     EngineStats,
     Failed,
+    PartRef,
     ReleaseDone,
     Retention,
     SpanRef,
@@ -53,7 +55,8 @@ class FakeEngine:
     `token_delay_s` passes before each piece, `chunk_delay_s` before each 256 tokens of a build. At most
     `max_batch` answers run at once; others wait, first come first served. `resident_tokens`, `sink_multiple` and
     `n_index_heads` are what it says of itself. A question about a windowed document fetches the spans `fetched`, or
-    else, after those of the turn before, the first one that is not resident.
+    else, after those of the turn before, the first one that is not resident. One about several documents fetches only
+    `fetched`.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class FakeEngine:
             if used == document:
                 self._stop(request_id, CANCELLED)
         n_rows = _n_rows(self.snapshots.pop(document, None))
+        self.resident -= {ref for ref in self.resident if ref != document and holds(ref, document)}
         was_resident = document in self.resident
         self.resident.discard(document)
         return ReleaseDone(int(was_resident), n_rows * BYTES_PER_TOKEN if was_resident else 0)
@@ -190,7 +194,7 @@ class FakeEngine:
 
     def _injected(self, request, kind: str) -> Failed:
         failure = self._failures[kind].pop(0)
-        if failure.code == "snapshot_miss":
+        if failure.code == "snapshot_miss" and not (isinstance(request, AnswerRequest) and request.parts):
             self.snapshots.pop(request.document, None)
             self.resident.discard(request.document)
         return failure
@@ -246,26 +250,37 @@ class FakeEngine:
         yield self._finish(request, started, len(kept), len(kept) < len(pieces), arrived, first or arrived)
 
     def _start(self, request: AnswerRequest, arrived: float) -> AnswerStarted | Failed:
-        snapshot = self.snapshots.get(request.document)
-        if snapshot is None:
-            return Failed("snapshot_miss", "no such snapshot", miss_reason="absent")
-        if snapshot != (request.token_digest, request.n_document_tokens, request.retention):
-            return Failed("snapshot_miss", "other tokens", miss_reason="fingerprint")
-        was_resident = request.document in self.resident
-        self.resident.add(request.document)
+        if (missed := self._missed(request)) is not None:
+            return missed
+        ref, n_rows = _rows_asked(request, self.snapshots)
+        was_resident = ref in self.resident
+        self.resident.add(ref)
         lost = [turn for turn in request.turns if self.stored_turns.get(turn.kv_id) != turn.token_ids]
         n_turns, n_lost = (sum(len(turn.token_ids) for turn in turns) for turns in (request.turns, lost))
         n_prefilled = n_lost + len(request.prompt_ids)
         self._counts["prefilled"] += n_prefilled
         return AnswerStarted(
-            source="host" if was_resident else "disk", restored_tokens=0 if was_resident else _n_rows(snapshot),
-            restore_ms=0.0 if was_resident else 1.0, reused_tokens=snapshot[1] + n_turns - n_lost,
+            source="host" if was_resident else "disk", restored_tokens=0 if was_resident else n_rows,
+            restore_ms=0.0 if was_resident else 1.0, reused_tokens=request.n_document_tokens + n_turns - n_lost,
             prefilled_tokens=n_prefilled, queue_ms=(time.monotonic() - arrived) * 1e3,
             miss_reason="absent" if lost else None, spans=(spans := self._spans(request)),
             fetch_ms=0.1 if spans else 0.0, first_pass_tokens=len(request.prompt_ids) if spans else 0,
         )  # fmt: skip
 
+    def _missed(self, request: AnswerRequest) -> Failed | None:
+        """The miss of the first of the request's documents whose snapshot cannot be used."""
+        whole = PartRef(request.document, request.token_digest, request.n_document_tokens, [], request.retention)
+        for part in request.parts or [whole]:
+            snapshot, name = self.snapshots.get(part.document), part.document.document_id
+            if snapshot is None:
+                return Failed("snapshot_miss", "no such snapshot", miss_reason="absent", document_id=name)
+            if snapshot != (part.token_digest, part.n_tokens, part.retention):
+                return Failed("snapshot_miss", "other tokens", miss_reason="fingerprint", document_id=name)
+        return None
+
     def _spans(self, request: AnswerRequest) -> list[SpanRef]:
+        if request.parts:
+            return list(self.fetched or ())
         kept, n_tokens = request.retention, request.n_document_tokens
         if kept is None or kept.sink_tokens + kept.window_tokens >= n_tokens or not self._info.n_index_heads:
             return []
@@ -298,6 +313,16 @@ def _n_rows(snapshot: tuple[str, int, Retention | None] | None) -> int:
         return 0
     _, n_tokens, kept = snapshot
     return n_tokens if kept is None else min(n_tokens, kept.sink_tokens + kept.summary_tokens + kept.window_tokens)
+
+
+def _rows_asked(
+    request: AnswerRequest, snapshots: dict[DocumentRef, tuple[str, int, Retention | None]]
+) -> tuple[DocumentRef, int]:
+    """What is in memory for an answer, and how many rows it has."""
+    if not request.parts:
+        return request.document, _n_rows(snapshots[request.document])
+    rows = sum(last - first for part in request.parts for first, last in part.resident)
+    return together_ref([part.document for part in request.parts]), rows
 
 
 def _built(snapshot: tuple[str, int, Retention | None], already: bool, seconds: float) -> BuildDone:

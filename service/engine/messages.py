@@ -2,7 +2,7 @@
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class DocumentRef(msgspec.Struct, frozen=True):
@@ -79,10 +79,12 @@ class BuildRequest(msgspec.Struct, frozen=True):
 
 
 class SpanRef(msgspec.Struct, frozen=True, order=True):
-    """Consecutive tokens of a document, by their place in its token ids."""
+    """Consecutive tokens of a document, by their place in its token ids. `document`: its place among the documents of
+    the session."""
 
     first: int
     n_tokens: int
+    document: int = 0
 
 
 class TurnRef(msgspec.Struct, frozen=True):
@@ -96,8 +98,23 @@ class TurnRef(msgspec.Struct, frozen=True):
     spans: list[SpanRef] = []
 
 
+class PartRef(msgspec.Struct, frozen=True):
+    """One of the documents of a session over several. Its snapshot of all tokens is that of `token_digest` and
+    `retention`; of these tokens the ranges `resident`, ``[first, last)`` in order, are in memory for every question."""
+
+    document: DocumentRef
+    token_digest: str
+    n_tokens: int
+    resident: list[tuple[int, int]]
+    retention: Retention | None = None
+
+
 class AnswerRequest(msgspec.Struct, frozen=True):
     """Answer one question from a document's snapshot and the session's earlier turns.
+
+    With `parts` it is answered from several documents, a part of each in memory, and at most `fetch_tokens` tokens of
+    all others are brought back. `document` is the first of them then, `n_document_tokens` the tokens of all together,
+    and nothing is said by `token_digest` and `retention`.
 
     `prompt_ids` are the tokens not computed yet: what the last turn left pending, the question, the header.
     `token_digest` and `n_document_tokens` must be those of the snapshot, or it is a miss.
@@ -116,6 +133,8 @@ class AnswerRequest(msgspec.Struct, frozen=True):
     kv_id: str = ""
     pinned: bool = False
     retention: Retention | None = None
+    parts: list[PartRef] = []
+    fetch_tokens: int = 0
 
 
 class BuildProgress(msgspec.Struct, frozen=True, tag="build_progress"):
@@ -202,13 +221,15 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The end of a request that did not succeed.
 
     `code`: `snapshot_miss` (with `miss_reason`; rebuild and ask again), `cancelled`, `too_long`, `storage`,
-    `busy`, `engine_lost` (the engine process died; retryable), `internal`.
+    `busy`, `engine_lost` (the engine process died; retryable), `internal`. `document_id`: of several documents the one
+    whose snapshot was missing; None where it is not known, or is no document's own.
     """
 
     code: str
     detail: str
     retryable: bool = False
     miss_reason: str | None = None
+    document_id: str | None = None
 
 
 class EngineStats(msgspec.Struct, frozen=True):

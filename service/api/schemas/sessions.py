@@ -15,7 +15,7 @@ Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE_CHARS)]
 
 
 class NewSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`document_ids` names exactly one document that is ready."""
+    """`document_ids` names one or several documents that are ready, each once."""
 
     document_ids: list[str]
     title: Title = ""
@@ -92,7 +92,7 @@ def session_detail(row: SessionRow, turns: Sequence[TurnRow]) -> SessionDetail:
 def _fields(row: SessionRow) -> dict[str, Any]:
     return {
         "id": row.id,
-        "document_ids": [row.document_id],
+        "document_ids": row.document_ids,
         "title": row.title,
         "forked_from": row.forked_from,
         "created_at": shown_exactly(row.created_at),

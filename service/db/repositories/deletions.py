@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.models import DeletionRow, SessionRow, TurnRow
+from service.db.models import DeletionRow, SessionDocumentRow, TurnRow
 
 
 class Deletions:
@@ -31,15 +31,15 @@ class Deletions:
             await self._session.delete(row)
 
     async def sessions_of(self, document_id: str) -> list[str]:
-        query = select(SessionRow.id).where(SessionRow.document_id == document_id)
+        query = select(SessionDocumentRow.session_id).where(SessionDocumentRow.document_id == document_id)
         return list((await self._session.scalars(query)).all())
 
     async def turns_of(self, document_id: str) -> list[tuple[str | None, int]]:
         """Per turn of the document's sessions: the id of its KV, and the bytes of question and answer."""
         query = (
             select(TurnRow.kv_id, TurnRow.question, TurnRow.answer)
-            .join(SessionRow, SessionRow.id == TurnRow.session_id)
-            .where(SessionRow.document_id == document_id)
+            .join(SessionDocumentRow, SessionDocumentRow.session_id == TurnRow.session_id)
+            .where(SessionDocumentRow.document_id == document_id)
         )
         rows = (await self._session.execute(query)).all()
         return [(kv_id, len(question.encode()) + len(answer.encode())) for kv_id, question, answer in rows]

@@ -3,12 +3,12 @@
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, and_, func, or_, select, update
+from sqlalchemy import CursorResult, and_, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.errors import AlreadyExists
-from service.db.models import DocumentRow
+from service.db.models import DocumentRow, SessionDocumentRow, SessionRow
 
 
 class Documents:
@@ -76,9 +76,11 @@ class Documents:
         return set((await self._session.scalars(select(DocumentRow.id))).all())
 
     async def remove(self, document_id: str) -> None:
-        """Remove the row with its pages, sessions and turns."""
+        """Remove the row with its pages, and its sessions with their turns, also those over other documents too."""
         row = await self.get(document_id)
         if row is not None:
+            sessions = select(SessionDocumentRow.session_id).where(SessionDocumentRow.document_id == document_id)
+            await self._session.execute(delete(SessionRow).where(SessionRow.id.in_(sessions)))
             await self._session.delete(row)
             await self._session.flush()
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sqlalchemy import and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.models import DocumentRow, SessionRow
+from service.db.models import DocumentRow, SessionDocumentRow, SessionRow
 
 
 class Sessions:
@@ -23,9 +23,10 @@ class Sessions:
         return await self._session.scalar(query)
 
     async def page(self, owner_id: str, *, limit: int, after: SessionRow | None, now: float) -> Sequence[SessionRow]:
-        """Newest first, from just after the row `after`, without those of documents whose time is over at `now`."""
-        lasting = or_(DocumentRow.expires_at.is_(None), DocumentRow.expires_at > now, DocumentRow.pinned)
-        query = select(SessionRow).join(DocumentRow).where(SessionRow.owner_id == owner_id, lasting)
+        """Newest first, from just after the row `after`, without those of a document whose time is over at `now`."""
+        over = and_(DocumentRow.expires_at <= now, DocumentRow.pinned.is_(False))
+        gone = select(SessionDocumentRow.session_id).join(DocumentRow).where(over)
+        query = select(SessionRow).where(SessionRow.owner_id == owner_id, SessionRow.id.not_in(gone))
         if after is not None:
             same_time = and_(SessionRow.created_at == after.created_at, SessionRow.id < after.id)
             query = query.where(or_(SessionRow.created_at < after.created_at, same_time))

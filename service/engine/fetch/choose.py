@@ -1,10 +1,11 @@
 """Which tokens of a document to fetch for a question, from a figure for each of its spans."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from cache_store.segments import Segments
@@ -17,6 +18,17 @@ REACH = 48
 """Tokens on either side of a good span that come with it at most, where its sentences are longer."""
 _PATIENCE = 4
 """Spans that do not fit any more before the rest of the budget stays unused: shorter ones far down say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What there is to choose from one document: the arguments of `choose_spans` of these names."""
+
+    scores: Tensor
+    segments: Segments
+    n_tokens: int
+    resident: Sequence[tuple[int, int]]
+    starts: npt.ArrayLike = ()
 
 
 def choose_spans(
@@ -40,38 +52,70 @@ def choose_spans(
     left out; only the best span comes without its sentences rather than not at all. Touching tokens of one segment
     become one span.
     """
-    picks = _Picks(fetch_tokens, list(resident))
-    around = _Around(segments, n_tokens, np.asarray(starts, np.int64), span_tokens, neighbours)
-    best = scores.sort(descending=True, stable=True)
+    one = Choices(scores, segments, n_tokens, resident, starts)
+    return choose_among(
+        [one], fetch_tokens=fetch_tokens, carried=carried, span_tokens=span_tokens, neighbours=neighbours
+    )
+
+
+def choose_among(
+    documents: Sequence[Choices],
+    *,
+    fetch_tokens: int,
+    carried: Sequence[SpanRef] = (),
+    span_tokens: int = SPAN_TOKENS,
+    neighbours: int = NEIGHBOURS,
+) -> list[SpanRef]:
+    """`choose_spans` over several documents with one budget: the best spans of all, in the order of the documents.
+    Their scores are of one measure."""
+    picks = _Picks(fetch_tokens, [list(one.resident) for one in documents])
+    around = [
+        _Around(one.segments, one.n_tokens, np.asarray(one.starts, np.int64), span_tokens, neighbours)
+        for one in documents
+    ]
     skipped = 0
-    for place, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+    for score, number, place in _best_first(documents):
         if score <= 0 or picks.left < span_tokens or skipped == _PATIENCE:
             break
-        if not picks.add(*around.with_sentences(place)):
+        if not picks.add(number, *around[number].with_sentences(place)):
             skipped += 1
-            if not picks.ranges:
-                picks.add(*around.alone(place))
+            if not any(picks.ranges):
+                picks.add(number, *around[number].alone(place))
     for ref in sorted(carried):
-        picks.add(ref.first, min(ref.first + ref.n_tokens, n_tokens))
-    return _merged(picks.ranges, segments.ranges(n_tokens))
+        picks.add(ref.document, ref.first, min(ref.first + ref.n_tokens, documents[ref.document].n_tokens))
+    return [
+        SpanRef(first, n_tokens, number)
+        for number, (one, ranges) in enumerate(zip(documents, picks.ranges, strict=True))
+        for first, n_tokens in _merged(ranges, one.segments.ranges(one.n_tokens))
+    ]
 
 
-@dataclass(slots=True)
+def _best_first(documents: Sequence[Choices]) -> Iterator[tuple[float, int, int]]:
+    """Score, document and place of every span."""
+    scores = torch.cat([one.scores for one in documents])
+    numbers = np.repeat(np.arange(len(documents)), [len(one.scores) for one in documents])
+    places = np.concatenate([np.arange(len(one.scores)) for one in documents])
+    best = scores.sort(descending=True, stable=True)
+    for i, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+        yield score, int(numbers[i]), int(places[i])
+
+
 class _Picks:
-    """Ranges of tokens, no token twice, of at most `left` more tokens."""
+    """Ranges of tokens by document, no token twice and none of `taken`, of at most `left` more tokens."""
 
-    left: int
-    taken: list[tuple[int, int]]
-    ranges: list[tuple[int, int]] = field(default_factory=list)
+    def __init__(self, left: int, taken: list[list[tuple[int, int]]]) -> None:
+        self.left = left
+        self._taken = taken
+        self.ranges: list[list[tuple[int, int]]] = [[] for _ in taken]
 
-    def add(self, first: int, last: int) -> bool:
+    def add(self, document: int, first: int, last: int) -> bool:
         """Take what of ``[first, last)`` is not taken yet, all of it or nothing; whether it fitted."""
-        new = _without(first, last, self.taken)
+        new = _without(first, last, self._taken[document])
         size = sum(end - begin for begin, end in new)
         if size > self.left:
             return False
-        self.ranges += new
-        self.taken += new
+        self.ranges[document] += new
+        self._taken[document] += new
         self.left -= size
         return True
 
@@ -122,8 +166,8 @@ class _Around:
         return begin, min(begin + size, self.n_tokens)
 
 
-def _merged(ranges: Sequence[tuple[int, int]], segments: Sequence[tuple[int, int]]) -> list[SpanRef]:
-    """In order, touching ones joined, none in two segments."""
+def _merged(ranges: Sequence[tuple[int, int]], segments: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """First token and length of each: in order, touching ones joined, none in two segments."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         for begin, end in segments:
@@ -131,4 +175,4 @@ def _merged(ranges: Sequence[tuple[int, int]], segments: Sequence[tuple[int, int
             if low < high:
                 joins = merged and merged[-1][1] == low and low != begin
                 merged.append((merged.pop()[0] if joins else low, high))
-    return [SpanRef(first, last - first) for first, last in merged]
+    return [(first, last - first) for first, last in merged]

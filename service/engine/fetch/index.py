@@ -88,7 +88,6 @@ class KeyIndex:
             if part.numel():
                 kept[place, tokens] = part.view(self._layout.n_kv_heads, n_tokens, -1)[head]
 
-    @torch.inference_mode()
     def scores(self, queries: Tensor, resident: Sequence[tuple[int, int]] = ()) -> Tensor:
         """How much a question looks at each span: float32 ``[n_spans]`` on the CPU, spans of SPAN_TOKENS (the last is
         shorter).
@@ -98,20 +97,7 @@ class KeyIndex:
         attention, but do not count for their span. See `figures_of_head` for how rows and heads become one figure.
         Raises ValueError for another shape.
         """
-        self._check(queries)
-        queries = queries.to(self._codes.device, torch.float32)
-        figures = [self._figures(place, queries[place], resident) for place in range(len(self.heads))]
-        return torch.stack(figures).mean(0).cpu()
-
-    def _figures(self, place: int, queries: Tensor, resident: Sequence[tuple[int, int]]) -> Tensor:
-        """``[n_spans]`` of one head: some rows after the other, as many as `_PIECE` allows."""
-        n_spans = -(-self.n_tokens // SPAN_TOKENS)
-        parts = queries.split(max(_PIECE // (len(queries) * n_spans), 1), 1)
-        figures = [figures_of_head(self._masses(place, part, SPAN_TOKENS, resident)) for part in parts]
-        if len(figures) == 1:
-            return figures[0]
-        shares = torch.tensor([part.shape[1] / queries.shape[1] for part in parts], device=self._codes.device)
-        return shares @ torch.stack(figures)
+        return scores_among([self], queries, [resident])[0]
 
     @torch.inference_mode()
     def masses(
@@ -119,23 +105,32 @@ class KeyIndex:
     ) -> Tensor:
         """Attention probability of each span, exact over all tokens of the document: float32
         ``[n_heads, heads per KV head, rows, n_spans]`` on the CPU. Arguments and errors are those of `scores`."""
-        self._check(queries)
+        self.check(queries)
         queries = queries.to(self._codes.device, torch.float32)
         # one head after the other: a long question over a long document would take much memory for all at once
         return torch.stack([self._masses(i, q, span_tokens, resident).cpu() for i, q in enumerate(queries)])
 
-    def _check(self, queries: Tensor) -> None:
+    def check(self, queries: Tensor) -> None:
+        """Raises ValueError for queries that are not of these heads."""
         if queries.dim() != 4 or len(queries) != len(self.heads) or queries.shape[-1] != self._layout.head_dim:
             raise ValueError(f"queries of shape {list(queries.shape)} do not fit {len(self.heads)} index heads")
 
     def _masses(self, place: int, queries: Tensor, span_tokens: int, resident: Sequence[tuple[int, int]]) -> Tensor:
         """``[heads per KV head, rows, n_spans]`` of one head, for its queries."""
+        cold, kept = self.span_logs(place, queries, span_tokens, resident)
+        return torch.cat((cold, kept), -1).softmax(-1)[..., : cold.shape[-1]]
+
+    def span_logs(
+        self, place: int, queries: Tensor, span_tokens: int, resident: Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Of one head, for its queries, the logs of the summed exponentials of the scores: of each span's tokens that
+        are not `resident`, ``[heads per KV head, rows, n_spans]``, and of those that are, ``[..., any number]``."""
         group, rows, head_dim = queries.shape
         q = queries.flatten(0, 1)
         most = _SLICE_TOKENS if self._codes.device.type == "cpu" else _PIECE
         step = max(min(most, _PIECE // max(len(q), head_dim)) // span_tokens, 1) * span_tokens
         cold: list[Tensor] = []
-        kept: list[Tensor] = []
+        kept: list[Tensor] = [q.new_empty(len(q), 0)]
         for first in range(0, self.n_tokens, step):
             scores = q @ self._keys(place, first, first + step).T
             for begin, end in resident:
@@ -144,8 +139,7 @@ class KeyIndex:
                     kept.append(part.logsumexp(-1, keepdim=True))
                     part.fill_(-torch.inf)
             cold.append(_span_logs(scores, span_tokens))
-        n_spans = sum(part.shape[1] for part in cold)
-        return torch.cat((*cold, *kept), -1).softmax(-1)[:, :n_spans].view(group, rows, -1)
+        return torch.cat(cold, -1).view(group, rows, -1), torch.cat(kept, -1).view(group, rows, -1)
 
     def _keys(self, place: int, first: int, last: int) -> Tensor:
         """Decoded keys of tokens of one head, FP32 ``[n, head_dim]``, rotated where the KV type is."""
@@ -157,6 +151,50 @@ class KeyIndex:
         scales = self._scales[place, first:last].view(torch.float16).to(torch.float32)
         values.view(len(values), -1, GROUP).mul_(scales[..., None])
         return values
+
+
+@torch.inference_mode()
+def scores_among(
+    indexes: Sequence[KeyIndex], queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
+) -> list[Tensor]:
+    """`KeyIndex.scores` of several documents, whose tokens share one attention: for each its float32 ``[n_spans]``.
+
+    The indexes are of the same heads, each on any device; `resident` has the ranges of each document. Raises ValueError
+    as `scores` does.
+    """
+    for index in indexes:
+        index.check(queries)
+    of_heads = [_figures(indexes, place, of_head, resident) for place, of_head in enumerate(queries)]
+    sizes = [-(-index.n_tokens // SPAN_TOKENS) for index in indexes]
+    return list(torch.stack(of_heads).mean(0).cpu().split(sizes))
+
+
+def _figures(
+    indexes: Sequence[KeyIndex], place: int, queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
+) -> Tensor:
+    """Of one head, for the spans of all documents: some rows after the other, as many as `_PIECE` allows."""
+    n_spans = sum(-(-index.n_tokens // SPAN_TOKENS) for index in indexes)
+    parts = queries.split(max(_PIECE // (len(queries) * n_spans), 1), 1)
+    figures = [figures_of_head(_masses_among(indexes, place, part, resident)) for part in parts]
+    if len(figures) == 1:
+        return figures[0]
+    shares = torch.tensor([part.shape[1] / queries.shape[1] for part in parts], device=figures[0].device)
+    return shares @ torch.stack(figures)
+
+
+def _masses_among(
+    indexes: Sequence[KeyIndex], place: int, queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
+) -> Tensor:
+    """``[heads per KV head, rows, spans of all documents]`` of one head, where the first index is."""
+    device = indexes[0].device
+    cold: list[Tensor] = []
+    kept: list[Tensor] = []
+    for index, ranges in zip(indexes, resident, strict=True):
+        logs = index.span_logs(place, queries.to(index.device, torch.float32), SPAN_TOKENS, ranges)
+        cold.append(logs[0].to(device))
+        kept.append(logs[1].to(device))
+    n_spans = sum(part.shape[-1] for part in cold)
+    return torch.cat((*cold, *kept), -1).softmax(-1)[..., :n_spans]
 
 
 def figures_of_head(masses: Tensor) -> Tensor:

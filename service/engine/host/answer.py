@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from cache_store.errors import MissReason, SnapshotMiss
 from service.engine.host.canary import CanaryMismatch, check_canary
-from service.engine.host.context import HostContext, bring_in
+from service.engine.host.context import HostContext
 from service.engine.host.fetching import NOTHING, Fetched, Fetcher
-from service.engine.host.kept import Subject, check_retention
 from service.engine.host.residency import ResidentDocument
+from service.engine.host.sources import source_of
 from service.engine.host.tails import Tail
 from service.engine.host.turns import TurnStore
 from service.engine.messages import AnswerDone, AnswerEvent, AnswerRequest, AnswerStarted, AnswerText, TurnRef
@@ -53,8 +53,7 @@ class Answer:
     ) -> None:
         self._context = context
         self._request = request
-        names = request.document, request.token_digest, request.n_document_tokens
-        self._subject = Subject.of(context.runner, *names, request.retention)
+        self._source = source_of(context, request)
         self._emit = emit
         self._cancel = cancel
         self._arrived = time.monotonic()
@@ -67,14 +66,13 @@ class Answer:
         with self._context.gate.admitted(self._cancel), ExitStack() as held:
             queue_ms = self._elapsed_ms(self._arrived)
             asked = time.monotonic()
-            document, restored = held.enter_context(self._document())
-            fetcher = self._fetcher(held)
+            document, restored, fetcher = held.enter_context(self._source.opened(self._cancel))
             tail = held.enter_context(self._tail())
             turns = TurnStore(self._context, tail)
             n_here = tail.n_tokens
             lost, reason = turns.restore(self._request.turns)
             placed = _Placed(
-                n_loaded=self._subject.n_resident * restored + tail.n_tokens - n_here,
+                n_loaded=self._source.n_resident * restored + tail.n_tokens - n_here,
                 n_turn_tokens=tail.n_tokens,
                 n_lost_tokens=sum(len(turn.token_ids) for turn in lost),
                 source=document.source if restored else self._context.runner.tier,
@@ -94,10 +92,8 @@ class Answer:
         request, limits = self._request, self._context.runner.limits
         if request.sampling.max_tokens < 1 or not request.prompt_ids:
             raise ValueError("an answer needs a prompt and room for at least one token")
-        if request.retention is not None:
-            check_retention(request.retention, limits)
         n_turns, n_prompt = sum(len(turn.token_ids) for turn in request.turns), len(request.prompt_ids)
-        first = self._subject.next_position
+        first = self._source.next_position
         room = min(limits.max_context - first, limits.tail_tokens - self._fetch_room()) - n_turns
         if n_prompt >= room:
             raise TooLong(
@@ -108,41 +104,14 @@ class Answer:
 
     def _fetch_room(self) -> int:
         """Rows that fetched tokens may take of the tail: for this question, or for a turn to be computed again."""
-        if self._request.retention is None:
-            return 0
         of_turns = [sum(span.n_tokens for span in turn.spans) for turn in self._request.turns]
-        return max(self._request.retention.fetch_tokens, *of_turns, 0)
-
-    @contextmanager
-    def _document(self) -> Iterator[tuple[ResidentDocument, bool]]:
-        subject, cancel = self._subject, self._cancel
-        with self._context.residency.held(
-            subject.ref,
-            subject.digest,
-            subject.n_rows,
-            lambda entry: bring_in(self._context, subject, entry, cancel.check),
-            cancel,
-            n_slot_rows=subject.n_slot_rows,
-            pinned=self._request.pinned,
-        ) as held:
-            yield held
-
-    def _fetcher(self, held: ExitStack) -> Fetcher | None:
-        """None where nothing is fetched, for this question or for a turn that may have to be computed again."""
-        request, kept = self._request, self._subject.kept
-        if request.retention is None or kept is None or kept.is_whole:
-            return None
-        may_find = request.retention.fetch_tokens and self._context.cold.heads
-        if not may_find and not any(turn.spans for turn in request.turns):
-            return None
-        cold = held.enter_context(self._context.cold.held(self._subject))
-        return Fetcher(self._context, cold, kept, request.retention.fetch_tokens)
+        return max(self._source.fetch_tokens, *of_turns, 0)
 
     @contextmanager
     def _tail(self) -> Iterator[Tail]:
         """The session's tail; kept in its slot when the block ends well, else freed."""
         request, pool = self._request, self._context.tails
-        tail = pool.take(request.session_id, request.document, self._subject.digest, request.turns)
+        tail = pool.take(request.session_id, self._source.ref, self._source.digest, request.turns)
         try:
             yield tail
         except BaseException:
@@ -165,7 +134,7 @@ class Answer:
                 source=placed.source,
                 restored_tokens=placed.n_loaded,
                 restore_ms=placed.ms,
-                reused_tokens=self._subject.n_tokens + placed.n_turn_tokens,
+                reused_tokens=self._request.n_document_tokens + placed.n_turn_tokens,
                 prefilled_tokens=placed.n_lost_tokens + len(self._request.prompt_ids),
                 queue_ms=queue_ms,
                 miss_reason=placed.miss_reason,
@@ -239,10 +208,8 @@ class Answer:
         try:
             return work()
         except CanaryMismatch as error:
-            context = self._context
-            context.forget(document.ref)
-            digest = context.runner.fingerprint.digest
-            context.store.quarantine(self._subject.key, digest, MissReason.CANARY, str(error))
+            self._context.forget(document.ref)
+            self._source.set_aside(str(error))
             raise SnapshotMiss(MissReason.CANARY, str(error)) from None
 
     def _done(self, result: SequenceResult, nbytes: int) -> AnswerDone:

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from cache_store.errors import SnapshotMiss
+from cache_store.layout import KVLayout
 from cache_store.reader import SnapshotReader
-from cache_store.rows import take_rows
+from cache_store.rows import Source, join_rows
 from service.engine.fetch.index import KeyIndex
 from service.engine.host.kept import Subject
-from service.engine.messages import DocumentRef, SpanRef
+from service.engine.messages import DocumentRef
 
 Place = Callable[[KeyIndex], None]
 Open = Callable[[Subject], SnapshotReader]
@@ -42,19 +43,55 @@ class ColdDocument:
     def nbytes(self) -> int:
         return self.index.nbytes if self.index is not None else 0
 
-    def read(self, spans: Sequence[SpanRef]) -> list[list[memoryview]]:
-        """The rows of spans, in order, as blocks ``[i][layer]`` of one run. Raises SnapshotMiss for damage."""
+    def tokens_of(self, ranges: Sequence[tuple[int, int]]) -> "ColdTokens":
+        """The tokens of ranges ``[first, last)``, to be gathered."""
+        return ColdTokens(self, np.concatenate([np.arange(first, last) for first, last in ranges]))
+
+    def sources(self, tokens: npt.NDArray[np.int64]) -> list[Source]:
+        """For each layer where the rows of some tokens are, read and verified. Raises DocumentMiss for damage."""
         assert self.reader is not None
         layout, n_tokens = self.reader.layout, self.reader.n_tokens
         size = layout.block_tokens
-        tokens = np.concatenate([np.arange(span.first, span.first + span.n_tokens) for span in spans])
         blocks, places = np.unique(tokens // size, return_inverse=True)
-        records = self.reader.read_blocks(blocks.tolist())
+        with self.naming():
+            records = self.reader.read_blocks(blocks.tolist())
         n_read = sum(min(size, n_tokens - block * size) for block in blocks.tolist())
         rows = places * size + tokens % size
-        by_layer = zip(*records, strict=True)
-        taken = [take_rows(list(of_layer), n_read, layout, rows) for of_layer in by_layer]
-        return [list(block) for block in zip(*taken, strict=True)]
+        return [Source(list(of_layer), n_read, rows) for of_layer in zip(*records, strict=True)]
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """A miss in the block is one of this document."""
+        try:
+            yield
+        except DocumentMiss:
+            raise
+        except SnapshotMiss as miss:
+            raise DocumentMiss(self.subject.ref, miss) from None
+
+
+class DocumentMiss(SnapshotMiss):
+    """A miss of the snapshot of all tokens of one document."""
+
+    def __init__(self, ref: DocumentRef, miss: SnapshotMiss) -> None:
+        super().__init__(miss.reason, miss.detail)
+        self.ref = ref
+
+
+@dataclass(frozen=True, slots=True)
+class ColdTokens:
+    """Some tokens of a document that is held."""
+
+    cold: ColdDocument
+    tokens: npt.NDArray[np.int64]
+
+
+def gather(parts: Sequence[ColdTokens], layout: KVLayout) -> list[list[memoryview]]:
+    """The rows of tokens of several documents behind each other, as blocks ``[i][layer]`` of one run. Raises
+    DocumentMiss for damage."""
+    by_layer = zip(*(part.cold.sources(part.tokens) for part in parts), strict=True)
+    joined = [join_rows(sources, layout) for sources in by_layer]
+    return [list(block) for block in zip(*joined, strict=True)]
 
 
 class ColdDocuments:
@@ -94,8 +131,8 @@ class ColdDocuments:
 
     @contextmanager
     def held(self, subject: Subject) -> Iterator[ColdDocument]:
-        """The document, its index in memory, until the block ends. Raises SnapshotMiss when its cold snapshot is not
-        there; a miss in the block makes the next user open it anew."""
+        """The document, its index in memory, until the block ends. Raises DocumentMiss when its cold snapshot is not
+        there; a miss in the block, unless it is another document's, makes the next user open it anew."""
         document = self._enter(subject)
         try:
             with document.lock:
@@ -105,7 +142,8 @@ class ColdDocuments:
                 self._place_index(document)
             yield document
         except BaseException as error:
-            if document.reader is None or isinstance(error, SnapshotMiss):
+            elsewhere = isinstance(error, DocumentMiss) and error.ref != subject.ref
+            if document.reader is None or (isinstance(error, SnapshotMiss) and not elsewhere):
                 with self._lock:
                     self._drop(document)
             raise
@@ -140,6 +178,10 @@ class ColdDocuments:
             return document
 
     def _load(self, document: ColdDocument) -> None:
+        with document.naming():
+            self._read(document)
+
+    def _read(self, document: ColdDocument) -> None:
         reader = self._open(document.subject)
         try:
             if self.heads:

@@ -11,7 +11,7 @@ from cache_store.rows import take_rows
 from cache_store.store import SnapshotBuilder
 from ingest.compaction import select_ragged
 from service.engine.host.canary import CanaryMismatch, check_canary, make_canary
-from service.engine.host.context import LOADS_AHEAD, HostContext, complete
+from service.engine.host.context import LOADS_AHEAD, HostContext, complete, load_rows
 from service.engine.host.kept import Kept, Subject
 from service.engine.host.opening import open_full
 from service.engine.host.residency import ResidentDocument
@@ -197,12 +197,8 @@ class Compaction:
 
     def _load(self, entry: ResidentDocument, gathered: _Gathered) -> None:
         """Into memory, for the canary and for the first question."""
-        context, runner, at = self._context, self._context.runner, 0
-        entry.handle = context.scheduler.run(runner.new_document, self._kept.n_rows)
-        for records, n_rows in zip(gathered.blocks, runner.layout.block_lengths(self._kept.n_rows), strict=True):
-            for layer, record in enumerate(records):
-                context.scheduler.run(runner.load_blocks, entry.handle, layer, at, record, n_rows)
-            at += n_rows
+        context, runner = self._context, self._context.runner
+        load_rows(context, entry, gathered.blocks)
         if gathered.slots is not None:
             check = self._cancel.check
             load_slots(context.scheduler, runner, entry.handle, gathered.slots, check, LOADS_AHEAD)

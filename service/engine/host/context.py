@@ -1,11 +1,11 @@
 """What every build and answer works with, and the small things they share."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.pieces import Piece, Run
@@ -13,7 +13,7 @@ from cache_store.reader import SnapshotReader
 from cache_store.store import SnapshotStore
 from service.engine.host.cold import ColdDocuments
 from service.engine.host.host_tier import HostTier
-from service.engine.host.kept import Kept, Subject
+from service.engine.host.kept import Subject
 from service.engine.host.opening import open_resident
 from service.engine.host.residency import Residency, ResidentDocument
 from service.engine.host.slots import SlotRecords, load_slots, open_slots, read_slots
@@ -91,6 +91,17 @@ def bring_in(
         complete(context, entry, subject.kept)
 
 
+def load_rows(context: HostContext, entry: ResidentDocument, blocks: Sequence[Sequence[memoryview]]) -> None:
+    """Make a document of the runner and fill it with gathered rows, ``blocks[i][layer]``. What raises leaves it
+    unusable."""
+    run, runner, at = context.scheduler.run, context.runner, 0
+    entry.handle = run(runner.new_document, entry.n_tokens)
+    for records, n_rows in zip(blocks, runner.layout.block_lengths(entry.n_tokens), strict=True):
+        for layer, record in enumerate(records):
+            run(runner.load_blocks, entry.handle, layer, at, record, n_rows)
+        at += n_rows
+
+
 def _read_slots(context: HostContext, subject: Subject) -> SlotRecords | None:
     if not subject.n_slot_rows:
         return None
@@ -111,12 +122,21 @@ def _restore(context: HostContext, reader: SnapshotReader, entry: ResidentDocume
     entry.canary = reader.canary
 
 
-def complete(context: HostContext, entry: ResidentDocument, kept: Kept | None) -> None:
-    """Declare all rows of a document present; they need not be consecutive tokens."""
+class Positions(Protocol):
+    """Those of `Resident`."""
+
+    @property
+    def next_position(self) -> int: ...
+    @property
+    def last_position(self) -> int: ...
+
+
+def complete(context: HostContext, entry: ResidentDocument, positions: Positions | None) -> None:
+    """Declare all rows of a document present; with `positions` they need not be consecutive tokens."""
     finish = context.runner.finish_load
-    if kept is not None:
-        entry.next_position, entry.last_position = kept.next_position, kept.last_position
-        finish = partial(finish, next_position=kept.next_position, last_position=kept.last_position)
+    if positions is not None:
+        entry.next_position, entry.last_position = positions.next_position, positions.last_position
+        finish = partial(finish, next_position=positions.next_position, last_position=positions.last_position)
     context.scheduler.run(finish, entry.handle, entry.n_tokens)
 
 

@@ -1,17 +1,18 @@
-"""Bringing back, for one question, the cold tokens of a windowed document that it needs."""
+"""Bringing back, for one question, the cold tokens that it needs of a windowed document, or of several documents."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import torch
 
-from service.engine.fetch.choose import choose_spans
-from service.engine.fetch.index import KeyIndex
-from service.engine.host.cold import ColdDocument
+from cache_store.segments import Segments
+from service.engine.fetch.choose import Choices, choose_among
+from service.engine.fetch.index import KeyIndex, scores_among
+from service.engine.host.cold import ColdDocument, gather
 from service.engine.host.context import HostContext
-from service.engine.host.kept import Kept
 from service.engine.host.residency import ResidentDocument
 from service.engine.host.tails import Tail
 from service.engine.messages import SpanRef, TurnRef
@@ -35,70 +36,95 @@ class Fetched:
 NOTHING = Fetched()
 
 
-class Fetcher:
-    """Of one answer over a windowed document. Each tail has fetched rows until they are dropped, behind its turns."""
+@dataclass(frozen=True, slots=True)
+class Fetchable:
+    """A document of an answer, held; its tokens in `resident`, ranges ``[first, last)``, need not be fetched."""
 
-    def __init__(self, context: HostContext, cold: ColdDocument, kept: Kept, fetch_tokens: int) -> None:
+    cold: ColdDocument
+    segments: Segments
+    n_tokens: int
+    resident: Sequence[tuple[int, int]]
+
+
+class Fetcher:
+    """Of one answer over one or several documents. Each tail has fetched rows until they are dropped, behind its turns.
+
+    `next_position`: where the turns begin.
+    """
+
+    def __init__(
+        self, context: HostContext, documents: Sequence[Fetchable], next_position: int, fetch_tokens: int
+    ) -> None:
         self._context = context
-        self._cold = cold
-        self._kept = kept
+        self._documents = documents
+        self._next_position = next_position
         self._fetch_tokens = fetch_tokens
 
     def fetch(
         self, document: ResidentDocument, tail: Tail, prompt_ids: Sequence[int], before: TurnRef | None
     ) -> Fetched:
-        """Find what the question needs and bring it; `before` is the turn before. Raises SnapshotMiss for damage of the
+        """Find what the question needs and bring it; `before` is the turn before. Raises SnapshotMiss for damage of a
         cold snapshot."""
-        if self._kept.is_whole or not self._fetch_tokens or self._cold.index is None:
+        indexes = [index for one in self._documents if (index := one.cold.index) is not None]
+        if not self._fetch_tokens or len(indexes) < len(self._documents):
             return NOTHING
         started = time.monotonic()
         prior = before.token_ids[: self._n_prior(tail, prompt_ids)] if before else []
-        spans = choose_spans(
-            self._scores(self._cold.index, document, tail, prior, prompt_ids),
-            self._kept.segments,
-            self._kept.n_tokens,
-            resident=self._kept.verbatim,
+        scores = self._scores(indexes, document, tail, prior, prompt_ids)
+        spans = choose_among(
+            [
+                Choices(figures, one.segments, one.n_tokens, one.resident, one.cold.starts)
+                for figures, one in zip(scores, self._documents, strict=True)
+            ],
             fetch_tokens=self._fetch_tokens,
             carried=before.spans if before else (),
-            starts=self._cold.starts,
         )
         self.bring(tail, spans)
         return Fetched(tuple(spans), len(prior) + len(prompt_ids), (time.monotonic() - started) * 1e3)
 
     def _scores(
         self,
-        index: KeyIndex,
+        indexes: Sequence[KeyIndex],
         document: ResidentDocument,
         tail: Tail,
         prior: Sequence[int],
         prompt_ids: Sequence[int],
-    ) -> torch.Tensor:
-        """A figure for each span, from the question and, at half weight, from the beginning of the turn before.
+    ) -> list[torch.Tensor]:
+        """For each document a figure for each span, from the question and, at half weight, from the beginning of the
+        turn before.
 
         A device is for the engine's thread alone; on a processor scoring must not keep others waiting.
         """
         run, find = self._context.scheduler.run, self._context.runner.question_queries
-        rows = Rows(tail.slot, document.handle, [*prior, *prompt_ids])
+        rows, heads = Rows(tail.slot, document.handle, [*prior, *prompt_ids]), indexes[0].heads
+        resident = [one.resident for one in self._documents]
 
-        def figures(queries: torch.Tensor) -> torch.Tensor:
-            scores = index.scores(queries[:, :, len(prior) :], self._kept.verbatim)
-            if prior:
-                scores = torch.maximum(scores, index.scores(queries[:, :, : len(prior)], self._kept.verbatim) / 2)
-            return scores
+        def figures(queries: torch.Tensor) -> list[torch.Tensor]:
+            scores = scores_among(indexes, queries[:, :, len(prior) :], resident)
+            if not prior:
+                return scores
+            earlier = scores_among(indexes, queries[:, :, : len(prior)], resident)
+            return [torch.maximum(one, other / 2) for one, other in zip(scores, earlier, strict=True)]
 
-        if index.device.type == "cpu":
-            return figures(run(find, rows, index.heads))
-        return run(lambda: figures(find(rows, index.heads)))
+        if all(index.device.type == "cpu" for index in indexes):
+            return figures(run(find, rows, heads))
+        return run(lambda: figures(find(rows, heads)))
 
     def _n_prior(self, tail: Tail, prompt_ids: Sequence[int]) -> int:
         """How many tokens of the turn before may stand in front of the question: no more than fetched rows have room
         in the tail, and within the model's context."""
-        end = self._kept.next_position + tail.n_tokens + len(prompt_ids)
+        end = self._next_position + tail.n_tokens + len(prompt_ids)
         return max(min(PRIOR_TOKENS, self._fetch_tokens, self._context.runner.limits.max_context - end), 0)
 
     def bring(self, tail: Tail, spans: Sequence[SpanRef]) -> None:
-        """Copy the rows of spans from the cold snapshot to the tail. Raises SnapshotMiss for damage."""
+        """Copy the rows of spans from cold snapshots to the tail. Raises SnapshotMiss for damage."""
         if spans:
-            blocks, n_tokens = self._cold.read(spans), sum(span.n_tokens for span in spans)
+            by_document = groupby(spans, key=lambda span: span.document)
+            parts = [self._documents[number].cold.tokens_of(_ranges(group)) for number, group in by_document]
+            blocks, n_tokens = gather(parts, self._context.runner.layout), sum(span.n_tokens for span in spans)
             bring = partial(self._context.runner.import_tail, fetched=True)
             self._context.scheduler.run(bring, tail.slot, blocks, n_tokens)
+
+
+def _ranges(spans: Iterable[SpanRef]) -> list[tuple[int, int]]:
+    return [(span.first, span.first + span.n_tokens) for span in spans]

@@ -18,10 +18,10 @@ from service.engine.fetch.index import KeyIndex
 from service.engine.fetch.sentences import starts_finder
 from service.engine.host.answer import Answer, TooLong
 from service.engine.host.build import Build
-from service.engine.host.cold import ColdDocuments
+from service.engine.host.cold import ColdDocuments, DocumentMiss
 from service.engine.host.context import HostContext
 from service.engine.host.host_tier import HostTier
-from service.engine.host.kept import scratch_ref
+from service.engine.host.kept import holds
 from service.engine.host.opening import open_full
 from service.engine.host.residency import DocumentTooLarge, Residency
 from service.engine.host.tails import TailPool
@@ -135,14 +135,14 @@ class EngineHost:
                 token.cancel(reason)
 
     def release(self, document: DocumentRef) -> ReleaseDone:
-        """Drop a document from memory, its answers and builds included."""
-        residency, tier = self._context.residency, self._context.host_tier
-        released = [residency.release(ref) for ref in (scratch_ref(document), document)]
-        n_held = tier.forget(document) if tier is not None else 0
+        """Drop a document from memory, its answers and builds included, also those over several documents."""
+        residency, tier, tails = self._context.residency, self._context.host_tier, self._context.tails
+        released = [residency.release(ref) for ref in residency.refs if holds(ref, document)]
+        held = [tier.forget(ref) for ref in tier.refs if holds(ref, document)] if tier is not None else []
         n_index = self._context.cold.drop(document)
-        self._context.tails.drop_document(document)
-        n_objects = sum(each.objects for each in released) + (n_held > 0) + (n_index > 0)
-        return ReleaseDone(n_objects, sum(each.nbytes for each in released) + n_held + n_index)
+        tails.drop_document(document)
+        n_objects = sum(each.objects for each in released) + len(held) + (n_index > 0)
+        return ReleaseDone(n_objects, sum(each.nbytes for each in released) + sum(held) + n_index)
 
     def release_session(self, session_id: str) -> None:
         self._context.tails.drop_session(session_id)
@@ -270,7 +270,8 @@ def _failed(error: Exception) -> Failed:
         case Cancelled():
             return Failed("cancelled", str(error))
         case SnapshotMiss():
-            return Failed("snapshot_miss", error.detail, retryable=True, miss_reason=str(error.reason))
+            of = error.ref.document_id if isinstance(error, DocumentMiss) else None
+            return Failed("snapshot_miss", error.detail, True, str(error.reason), of)
         case TooLong() | DocumentTooLarge():
             return Failed("too_long", str(error))
         case BudgetExceeded() | StorageFailed():

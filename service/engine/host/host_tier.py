@@ -65,6 +65,11 @@ class HostTier:
         """Bytes of memory that hold documents."""
         return self._copies.used_nbytes
 
+    @property
+    def refs(self) -> list[DocumentRef]:
+        with self._lock:
+            return list(self._held)
+
     def keep(self, entry: ResidentDocument, wanted: DocumentRef | None = None) -> bool:
         """Copy a complete document, which must stay as it is meanwhile, before it leaves the device.
 

@@ -162,9 +162,28 @@ class Subject:
         return scratch_ref(self.ref)
 
 
+_SCRATCH = "/scratch"
+
+
 def scratch_ref(ref: DocumentRef) -> DocumentRef:
     """Under which name a document of the runner that holds one segment after another is counted."""
-    return DocumentRef(ref.owner_id, f"{ref.document_id}/scratch")
+    return DocumentRef(ref.owner_id, ref.document_id + _SCRATCH)
+
+
+_TOGETHER = "/together"
+
+
+def together_ref(refs: Sequence[DocumentRef]) -> DocumentRef:
+    """Under which name rows of several documents, in one document of the runner, are counted."""
+    return DocumentRef(refs[0].owner_id, "+".join(ref.document_id for ref in refs) + _TOGETHER)
+
+
+def holds(ref: DocumentRef, document: DocumentRef) -> bool:
+    """Whether what is counted as `ref` has rows of `document`."""
+    if ref.owner_id != document.owner_id:
+        return False
+    *names, last = ref.document_id.split("+")
+    return document.document_id in (*names, last.removesuffix(_TOGETHER).removesuffix(_SCRATCH))
 
 
 def segments_of(n_tokens: int, retention: Retention) -> Segments:

@@ -96,6 +96,12 @@ class Residency:
         with self._changed:
             return sum(len(entry.users) for entry in self._entries.values())
 
+    @property
+    def refs(self) -> list[DocumentRef]:
+        """What is there, or on its way."""
+        with self._changed:
+            return list(self._entries)
+
     @contextmanager
     def held(
         self,

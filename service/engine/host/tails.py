@@ -5,9 +5,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from service.engine.host.kept import holds
 from service.engine.messages import DocumentRef, SpanRef, TurnRef
 from service.engine.protocol import Runner
 from service.engine.scheduler.loop import Scheduler
+
+_OTHER_DOCUMENT = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class TailPool:
 
     def drop_document(self, document: DocumentRef) -> None:
         with self._lock:
-            for session_id in [s for s, tail in self._idle.items() if tail.document == document]:
+            for session_id in [s for s, tail in self._idle.items() if holds(tail.document, document)]:
                 self._free(self._idle.pop(session_id))
 
     def _any_slot(self) -> Tail:
@@ -102,8 +105,14 @@ class TailPool:
 
 
 def turn_chain(token_ids: Sequence[int], spans: Sequence[SpanRef]) -> list[int]:
-    """A turn as part of a chain. Token ids are not negative, so that spans cannot be taken for them."""
-    return [*[-1 - number for span in spans for number in (span.first, span.n_tokens)], *token_ids]
+    """A turn as part of a chain. Token ids are not negative, so that spans cannot be taken for them; nor has a document
+    so many tokens that its length could be taken for the number of another one."""
+    return [*[-1 - number for span in spans for number in _numbers(span)], *token_ids]
+
+
+def _numbers(span: SpanRef) -> tuple[int, ...]:
+    of_document = (_OTHER_DOCUMENT + span.document,) if span.document else ()
+    return *of_document, span.first, span.n_tokens
 
 
 def _common(held: list[HeldTurn], turns: Sequence[TurnRef]) -> list[HeldTurn]:

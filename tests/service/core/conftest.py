@@ -11,9 +11,11 @@ from service.core.answers import AnswerService
 from service.core.clock import SystemClock
 from service.core.context import pack_ids
 from service.core.conversations import Conversations, Limits
+from service.core.retention import Bounds
 from service.core.sampling import Question
 from service.core.sessions import SessionService
 from service.core.streams import AnswerStream
+from service.core.together import Gathering
 from service.db.engine import Database
 from service.db.migrations import upgrade
 from service.db.models import DocumentRow, PageRow
@@ -95,6 +97,7 @@ class World:
         return Conversations.over(
             self.database, self.engine, self.snapshots, self.files, prompt=BytePrompt(),
             prompt_digest=prompt_digest, clock=SystemClock(), limits=Limits(queue_limit, grace_s, 64),
+            gathering=Gathering(self.engine, Bounds(room_tokens=64), most_documents=4, n_prompt=20),
         )  # fmt: skip
 
     @property

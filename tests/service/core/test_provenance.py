@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingest.model import PageTokens
-from service.core.provenance import Reading
+from service.core.provenance import Reading, notice_of
 from service.core.retention import Policy
 from service.engine.messages import SpanRef
 
@@ -18,7 +18,7 @@ N_TOKENS = 925
 
 
 def reading(*spans: tuple[int, int], pages=PAGES, policy=POLICY) -> Reading:
-    return Reading("doc_1", policy, N_TOKENS, pages, [SpanRef(*span) for span in spans])
+    return Reading.windowed("doc_1", policy, N_TOKENS, pages, [SpanRef(*span) for span in spans])
 
 
 def modes(made: Reading) -> list[tuple[str, int, int]]:
@@ -60,13 +60,13 @@ def test_blank_pages_part_no_ranges_and_are_in_none():
     [([4], False), ([1], False), ([9], False), ([3, 4], False), ([3], True), ([3, 5], True), ([], True)],
 )
 def test_a_notice_when_no_page_that_is_quoted_was_read(cited, told):
-    notice = reading((320, 32)).notice(cited)
+    notice = notice_of([reading((320, 32))], [("doc_1", page) for page in cited])
     assert (notice is not None) == told
     assert notice is None or "only summarized" in notice
 
 
 def test_the_notice_where_there_is_no_summary():
-    assert "not read" in str(reading(policy=replace_policy(summary_tokens=0)).notice([3]))
+    assert "not read" in str(notice_of([reading(policy=replace_policy(summary_tokens=0))], [("doc_1", 3)]))
 
 
 @given(
@@ -85,7 +85,7 @@ def test_every_page_with_text_is_in_some_mode_and_in_summary_only_when_nothing_o
     n_tokens, policy = start + 5, replace_policy(sink_tokens=sinks, window_tokens=window)
     read = {*range(sinks), *range(n_tokens - window, n_tokens)} | {t for f, n in spans for t in range(f, f + n)}
     of_mode: dict[str, set[int]] = {"verbatim": set(), "fetched": set(), "summary": set()}
-    for part in Reading("doc_1", policy, n_tokens, pages, [SpanRef(*span) for span in spans]).provenance():
+    for part in Reading.windowed("doc_1", policy, n_tokens, pages, [SpanRef(*span) for span in spans]).provenance():
         of_mode[part.mode] |= set(range(part.first_page, part.last_page + 1))
     for page in pages:
         tokens = set(range(page.token_start, page.token_end))

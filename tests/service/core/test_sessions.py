@@ -8,12 +8,12 @@ from service.errors import Conflict, Invalid, NotFound
 pytestmark = pytest.mark.anyio
 
 
-async def test_sessions_need_one_ready_document(world) -> None:
+async def test_sessions_need_ready_documents(world) -> None:
     with pytest.raises(NotFound):
         await world.sessions.create(world.owner, ["doc_no"])
     with pytest.raises(NotFound):
         await world.sessions.create("someone", ["doc_1"])
-    with pytest.raises(Invalid, match="2 were given"):
+    with pytest.raises(Invalid, match="named twice"):
         await world.sessions.create(world.owner, ["doc_1", "doc_1"])
     with pytest.raises(Invalid):
         await world.sessions.create(world.owner, [])
