@@ -134,7 +134,9 @@ async def test_bodies_of_another_form(client, session_id, path, body) -> None:
     assert response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("ids", "status"), [([], 422), (["doc_a", "doc_b"], 422), (["doc_unknown"], 404)])
+@pytest.mark.parametrize(
+    ("ids", "status"), [([], 422), (["doc_a", "doc_a"], 422), (["doc_a", "doc_b"], 404), (["doc_unknown"], 404)]
+)
 async def test_refused_sessions(client, ids, status) -> None:
     response = await client.post("/v1/sessions", json={"document_ids": ids})
     assert response.status_code == status
@@ -360,3 +362,25 @@ async def test_nothing_can_be_done_in_a_session_whose_document_is_past_its_time(
         assert [response.status_code for response in asked] == [404] * len(asked)
         assert (await client.get("/v1/sessions")).json()["data"] == []
         assert client.services.conversations.answers.running == 0
+
+
+async def test_a_session_over_several_documents(client, document_id, until_ended, engine) -> None:
+    files = {"file": ("b.txt", b"The auditor is Clara Vint. She came in May, and left in June. " * 4)}
+    other = (await client.post("/v1/documents", files=files)).json()["id"]
+    await until_ended(client, other)
+    created = await client.post("/v1/sessions", json={"document_ids": [document_id, other]})
+    assert (created.status_code, created.json()["document_ids"]) == (201, [document_id, other])
+    session_id = created.json()["id"]
+    engine.reply = ["The auditor is Clara Vint."]
+    answer = (await client.post(f"/v1/sessions/{session_id}/questions", json={"question": "Who?"})).json()
+    assert {citation["document_id"] for citation in answer["citations"]} == {other}
+    assert {part["document_id"] for part in answer["provenance"]} == {document_id, other}
+    listed = (await client.get("/v1/sessions")).json()["data"]
+    assert listed[0]["document_ids"] == [document_id, other]
+    twice = await client.post("/v1/sessions", json={"document_ids": [other, other]})
+    many = await client.post("/v1/sessions", json={"document_ids": [f"doc_{n}" for n in range(17)]})
+    assert (twice.status_code, many.status_code) == (422, 422)
+    assert "1 to 16" in many.json()["detail"]
+    assert (await client.delete(f"/v1/documents/{other}")).status_code == 200
+    gone = await client.post(f"/v1/sessions/{session_id}/questions", json={"question": "Who?"})
+    assert (gone.status_code, (await client.get("/v1/sessions")).json()["data"]) == (404, [])

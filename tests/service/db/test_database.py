@@ -8,7 +8,7 @@ import pytest
 from service.db.engine import Database
 from service.db.errors import AlreadyExists
 from service.db.migrations import upgrade
-from service.db.models import DocumentRow, PageRow, SessionRow, TurnRow
+from service.db.models import DocumentRow, PageRow, SessionDocumentRow, SessionRow, TurnRow
 from service.errors import StorageFull
 
 
@@ -82,7 +82,9 @@ async def test_a_removed_document_takes_its_pages_sessions_and_turns(db):
     async with db.writing() as uow:
         await uow.documents.add(document())
         await uow.pages.replace("doc_1", [PageRow(document_id="doc_1", number=1, text="x")])
-        uow.session.add(SessionRow(id="s", owner_id="o", document_id="doc_1", created_at=1.0, updated_at=1.0))
+        its = [SessionDocumentRow(ordinal=0, document_id="doc_1")]
+        row = SessionRow(id="s", owner_id="o", document_id="doc_1", documents=its, created_at=1.0, updated_at=1.0)
+        uow.session.add(row)
         await uow.session.flush()
         uow.session.add(TurnRow(id="a", session_id="s", ordinal=1, question="q", created_at=1.0, kv_id="kv"))
     async with db.writing() as uow:

@@ -55,6 +55,7 @@ async def test_rows_of_the_first_tables_are_kept_up_and_down(tmp_path):
     await upgrade(url)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT spans, notice FROM turns").fetchall() == [("[]", None)]
+        assert connection.execute("SELECT * FROM session_documents").fetchall() == [("ses_1", 0, "doc_1")]
         assert connection.execute("SELECT policy, snapshot_index_nbytes FROM documents").fetchall() == [(None, None)]
     await downgrade(url, "0001")
     with contextlib.closing(sqlite3.connect(path)) as connection:
