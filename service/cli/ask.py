@@ -13,6 +13,9 @@ from service.cli.output import err, expected_errors, json_option, print_json, re
 @click.command()
 @click.argument("file")
 @click.argument("questions", nargs=-1, required=True)
+@click.option(
+    "--with", "others", multiple=True, help="Ask about this file or id too; may be given several times.", metavar="FILE"
+)
 @click.option("--session", "session_id", help="Go on with this session (its id was printed).")
 @click.option("--max-tokens", type=int, help="Most tokens of an answer.")
 @click.option("--temperature", type=float, help="0, the default, takes the likeliest token every time.")
@@ -27,6 +30,7 @@ from service.cli.output import err, expected_errors, json_option, print_json, re
 def ask(
     file: str,
     questions: tuple[str, ...],
+    others: tuple[str, ...],
     session_id: str | None,
     password: str | None,
     retention: str,
@@ -37,16 +41,18 @@ def ask(
 
     FILE is a path, or the id of a document that was read before. Answers and citations go to standard output.
     """
-    if not file.startswith("doc_") and not Path(file).is_file():
-        raise click.UsageError(f"There is no file {file!r}.")
+    files = (file, *others)
+    for each in files:
+        if not each.startswith("doc_") and not Path(each).is_file():
+            raise click.UsageError(f"There is no file {each!r}.")
     how = {"password": password, "retention": retention}
-    result = asyncio.run(_ask(file, questions, session_id, how, as_json, parameters))
+    result = asyncio.run(_ask(files, questions, session_id, how, as_json, parameters))
     if as_json:
         print_json(result)
 
 
 async def _ask(
-    file: str,
+    files: tuple[str, ...],
     questions: tuple[str, ...],
     session_id: str | None,
     how: dict[str, Any],
@@ -62,13 +68,15 @@ async def _ask(
     for question in wanted:
         question.check()
     async with local_services(read_settings()) as services:
-        document_id = await _document(services, file, how)
-        session_id = await _session(services, document_id, session_id)
-        answers = [await _answer(services, session_id, question, quiet) for question in wanted]
+        ids = [await _document(services, file, how) for file in files]
+        session_id = await _session(services, ids, session_id)
+        names = dict(zip(ids, files, strict=True)) if len(ids) > 1 else {}
+        answers = [await _answer(services, session_id, question, names, quiet) for question in wanted]
         if not quiet:
             err.print(f"Go on with: --session {session_id}", style="dim", markup=False)
-        document = await described(services, document_id)
-        return {"document": document, "session_id": session_id, "answers": answers}
+        documents = [await described(services, document_id) for document_id in ids]
+        shown = {"document": documents[0]} if len(ids) == 1 else {"documents": documents}
+        return {**shown, "session_id": session_id, "answers": answers}
 
 
 async def _document(services: Any, file: str, how: dict[str, Any]) -> str:
@@ -84,19 +92,20 @@ async def _document(services: Any, file: str, how: dict[str, Any]) -> str:
     return row.id
 
 
-async def _session(services: Any, document_id: str, session_id: str | None) -> str:
+async def _session(services: Any, document_ids: list[str], session_id: str | None) -> str:
     from service.api.principal import OWNER
     from service.errors import Invalid
 
     if session_id is None:
-        return (await services.conversations.sessions.create(OWNER, [document_id])).id
+        return (await services.conversations.sessions.create(OWNER, document_ids)).id
     row, _ = await services.conversations.sessions.get(OWNER, session_id)
-    if row.document_ids != [document_id]:
+    if row.document_ids != document_ids:
         raise Invalid(f"The session {session_id} is about other documents.")
     return session_id
 
 
-async def _answer(services: Any, session_id: str, question: Any, quiet: bool) -> dict[str, Any]:
+async def _answer(services: Any, session_id: str, question: Any, names: dict[str, str], quiet: bool) -> dict[str, Any]:
+    """`names` are those of the documents, where there are several."""
     from service.api.principal import OWNER
     from service.errors import ServiceError
 
@@ -108,7 +117,7 @@ async def _answer(services: Any, session_id: str, question: Any, quiet: bool) ->
             raise event.data
         if event.name == "done":
             if not quiet:
-                _print_end(event.data)
+                _print_end(event.data, names)
             return {"question": question.text, **event.data}
         if event.name == "token" and not quiet:
             sys.stdout.write(event.data["text"])
@@ -116,15 +125,19 @@ async def _answer(services: Any, session_id: str, question: Any, quiet: bool) ->
     raise ServiceError("The answer ended without a word.", code="internal_error")
 
 
-def _print_end(answer: dict[str, Any]) -> None:
+def _print_end(answer: dict[str, Any], names: dict[str, str]) -> None:
+    def of(part: dict[str, Any]) -> str:
+        return f"{names[part['document_id']]}, " if names else ""
+
     sys.stdout.write("\n")
     for citation in answer["citations"]:
         quote = " ".join(citation["quote"].split())
-        sys.stdout.write(f'  page {citation["page"]}: "{quote}" ({citation["score"]:.2f})\n')
+        sys.stdout.write(f'  {of(citation)}page {citation["page"]}: "{quote}" ({citation["score"]:.2f})\n')
     sys.stdout.flush()
     for part in answer["provenance"]:
         if part["mode"] == "fetched":
-            err.print(f"  fetched from pages {part['first_page']} to {part['last_page']}", style="dim", markup=False)
+            pages = f"pages {part['first_page']} to {part['last_page']}"
+            err.print(f"  fetched from {of(part)}{pages}", style="dim", markup=False)
     if answer["notice"]:
         err.print(f"  {answer['notice']}", style="yellow", markup=False)
     usage, cache, timings = answer["usage"], answer["cache"], answer["timings"]

@@ -106,7 +106,6 @@ class KeyIndex:
         """Attention probability of each span, exact over all tokens of the document: float32
         ``[n_heads, heads per KV head, rows, n_spans]`` on the CPU. Arguments and errors are those of `scores`."""
         self.check(queries)
-        queries = queries.to(self._codes.device, torch.float32)
         # one head after the other: a long question over a long document would take much memory for all at once
         return torch.stack([self._masses(i, q, span_tokens, resident).cpu() for i, q in enumerate(queries)])
 
@@ -124,9 +123,10 @@ class KeyIndex:
         self, place: int, queries: Tensor, span_tokens: int, resident: Sequence[tuple[int, int]]
     ) -> tuple[Tensor, Tensor]:
         """Of one head, for its queries, the logs of the summed exponentials of the scores: of each span's tokens that
-        are not `resident`, ``[heads per KV head, rows, n_spans]``, and of those that are, ``[..., any number]``."""
+        are not `resident`, ``[heads per KV head, rows, n_spans]``, and of those that are, ``[..., any number]``. They
+        are where the keys are."""
         group, rows, head_dim = queries.shape
-        q = queries.flatten(0, 1)
+        q = queries.to(self._codes.device, torch.float32).flatten(0, 1)
         most = _SLICE_TOKENS if self._codes.device.type == "cpu" else _PIECE
         step = max(min(most, _PIECE // max(len(q), head_dim)) // span_tokens, 1) * span_tokens
         cold: list[Tensor] = []
@@ -186,13 +186,11 @@ def _masses_among(
     indexes: Sequence[KeyIndex], place: int, queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
 ) -> Tensor:
     """``[heads per KV head, rows, spans of all documents]`` of one head, where the first index is."""
-    device = indexes[0].device
-    cold: list[Tensor] = []
-    kept: list[Tensor] = []
-    for index, ranges in zip(indexes, resident, strict=True):
-        logs = index.span_logs(place, queries.to(index.device, torch.float32), SPAN_TOKENS, ranges)
-        cold.append(logs[0].to(device))
-        kept.append(logs[1].to(device))
+    logs = [
+        index.span_logs(place, queries, SPAN_TOKENS, ranges) for index, ranges in zip(indexes, resident, strict=True)
+    ]
+    device = logs[0][0].device
+    cold, kept = ([part.to(device) for part in parts] for parts in zip(*logs, strict=True))
     n_spans = sum(part.shape[-1] for part in cold)
     return torch.cat((*cold, *kept), -1).softmax(-1)[..., :n_spans]
 

@@ -86,6 +86,22 @@ def test_ask_goes_on_with_a_session(preread, file: Path) -> None:
     assert again["answers"][0]["usage"]["reused_tokens"] > first["document"]["token_count"]
 
 
+def test_ask_about_several_files(preread, file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "letter.txt"
+    other.write_text("The auditor is Clara Vint. She came in May.\n" * 12)
+    asked = ("ask", str(file), "Who?", "--with", str(other))
+    first = json.loads(preread(*asked, "--json").stdout)
+    ids = [document["id"] for document in first["documents"]]
+    assert {part["document_id"] for part in first["answers"][0]["provenance"]} == set(ids)
+    assert f"fetched from {other}, pages 1 to 1" in preread(*asked).stderr
+    again = json.loads(
+        preread("ask", ids[0], "And?", "--with", ids[1], "--session", first["session_id"], "--json").stdout
+    )
+    assert again["answers"][0]["usage"]["reused_tokens"] > sum(d["token_count"] for d in first["documents"])
+    assert "about other documents" in preread("ask", ids[0], "?", "--session", first["session_id"], exit_code=1).stderr
+    assert "no file 'x.txt'" in preread("ask", str(file), "?", "--with", "x.txt", exit_code=2).stderr
+
+
 def test_ask_prints_for_people(preread, file: Path) -> None:
     result = preread("ask", str(file), "Who?", "--max-tokens", "12")
     assert result.stdout.startswith("This is the ")

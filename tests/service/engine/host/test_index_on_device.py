@@ -17,7 +17,7 @@ def device(monkeypatch):
     """A runner's device as far as indexes are concerned; gives the threads that moved and scored them."""
     calls: list[tuple[str, str, bool]] = []
     moved: set[int] = set()
-    scores = KeyIndex.scores
+    span_logs = KeyIndex.span_logs
 
     def move_to(self, device):
         assert device.type == "meta"
@@ -26,10 +26,10 @@ def device(monkeypatch):
 
     def scored(self, *arguments):
         calls.append(("score", threading.current_thread().name, id(self) in moved))
-        return scores(self, *arguments)
+        return span_logs(self, *arguments)
 
     monkeypatch.setattr(KeyIndex, "move_to", move_to)
-    monkeypatch.setattr(KeyIndex, "scores", scored)
+    monkeypatch.setattr(KeyIndex, "span_logs", scored)
     on_device = property(lambda self: torch.device("meta" if id(self) in moved else "cpu"))
     monkeypatch.setattr(KeyIndex, "device", on_device)
     return calls
