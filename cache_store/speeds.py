@@ -69,11 +69,6 @@ class SpeedBook:
         restore, recompute = self.restore_s(tier, nbytes, TRUSTED_S), self.recompute_s(n_tokens)
         return restore is None or recompute is None or restore <= recompute
 
-    def break_even(self, nbytes: int, n_tokens: int) -> float | None:
-        """Bytes a second above which a tier brings such a snapshot faster than it is computed."""
-        recompute = self.recompute_s(n_tokens)
-        return None if not recompute else nbytes / recompute
-
     def _record(self, what: str, per_s: float) -> None:
         with self._lock:
             before = self._speeds.get(what)

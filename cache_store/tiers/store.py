@@ -7,7 +7,7 @@ nearest: what is not on the disk is brought there, checked, and opened as ever, 
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from cache_store.tiers.copy import CopyPlan
 from cache_store.tiers.errors import TierDown
 from cache_store.tiers.notes import Notes
 from cache_store.tiers.send import local_manifest
-from cache_store.tiers.tier import BlobTier
+from cache_store.tiers.tier import BlobTier, TierEntry
 from cache_store.tiers.uploader import RETRY_S, Uploader
 
 T = TypeVar("T")
@@ -180,6 +180,39 @@ class TieredStore(SnapshotStore):
         """As `places`, without the disk."""
         known = self._notes.of_key(key)
         return {tier.name: known[tier.name] for tier in self.tiers if tier.name in known}
+
+    @property
+    def n_to_send(self) -> int:
+        """Snapshots that some tier is still to get."""
+        return len(self._notes.uploads())
+
+    @property
+    def n_to_remove(self) -> int:
+        """Removals that are still to be done in some tier."""
+        return len(self._notes.removals())
+
+    def note_missing(self, tier: BlobTier, held: Container[EntryName], *, dry_run: bool = False) -> int:
+        """Compare what a tier holds with the notes: a copy that it has lost is not counted on any more, and what a
+        durable one has never got is noted to be sent; how many of these there are."""
+        n_missing = 0
+        for name in inventory.published(self._area):
+            if name in held:
+                continue
+            n_missing += tier.durable
+            if not dry_run:
+                self._notes.not_placed(name, tier.name)
+                if tier.durable:
+                    self._notes.ask_upload(name, dict.fromkeys([*self._notes.wanting(name), tier.name]))
+        return n_missing
+
+    def far_entries(self) -> Iterator[tuple[BlobTier, TierEntry]]:
+        """What the tiers beyond the disk hold; nothing of those that are down."""
+        for tier in self.tiers:
+            try:
+                for entry in tier.entries():
+                    yield tier, entry
+            except TierDown as error:
+                log.warning("%s", error)
 
     def close(self, wait_s: float = _CLOSE_S) -> None:
         """Stop sending; what is not sent yet is at the next start."""

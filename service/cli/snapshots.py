@@ -1,5 +1,7 @@
 """`preread snapshots`."""
 
+import asyncio
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -16,22 +18,48 @@ def snapshots() -> None:
 @json_option
 @expected_errors
 def list_(as_json: bool) -> None:
-    """List snapshots of documents, their resident rows, and turns: published, unfinished and quarantined."""
-    rows = [
-        _named(entry.name)
-        | {
-            "state": entry.state, "nbytes": entry.nbytes, "n_tokens": entry.n_tokens, "kv_type": entry.kv_type,
-            "created_at": entry.created_at, "reason": entry.reason, "n_segments": entry.n_segments,
-        }
-        for entry in _store().entries()
-    ]  # fmt: skip
+    """List snapshots in every tier: of documents, their resident rows and slots, and turns.
+
+    Unfinished and quarantined ones too. By what was measured: how long it takes to restore each, and to compute it.
+    """
+    store = _store()
+    rows = [*_disk_rows(store), *_far_rows(store)]
+    speeds = _speeds(store, rows)
     if as_json:
-        print_json({"snapshots": rows, "nbytes": sum(row["nbytes"] for row in rows)})
+        print_json({"snapshots": rows, "nbytes": sum(row["nbytes"] for row in rows), "speeds": speeds})
         return
     for row in rows:
         reason = f" ({row['reason']})" if row["reason"] else ""
-        click.echo(f"{row['kind']} {row['id']}: {row['state']}{reason}, {nbytes_text(row['nbytes'])}{_tokens(row)}")
+        tier = "" if row["tier"] == "disk" else f" in {row['tier']}"
+        size = f"{nbytes_text(row['nbytes'])}{_tokens(row)}"
+        click.echo(f"{row['kind']} {row['id']}{tier}: {row['state']}{reason}, {size}{_times(row)}")
     err.print(f"{len(rows)} snapshots, {nbytes_text(sum(row['nbytes'] for row in rows))}", style="dim")
+    for line in _speed_lines(speeds):
+        err.print(line, style="dim")
+
+
+@snapshots.command()
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@json_option
+@expected_errors
+def gc(dry_run: bool, as_json: bool) -> None:
+    """Bring disk, tiers and database together: what belongs to no document is removed, what a tier lacks is sent.
+
+    Nothing younger than an hour is removed. It may run while a server does.
+    """
+    from service.cli.config import read_settings
+    from service.core.reconcile import reconcile_snapshots
+
+    report = asyncio.run(reconcile_snapshots(read_settings(), dry_run=dry_run))
+    if as_json:
+        print_json({"dry_run": dry_run} | asdict(report))
+    for orphan in () if as_json else report.orphans:
+        done = "would be removed" if dry_run else "removed"
+        click.echo(f"{orphan.what} in {orphan.tier}: {done} ({orphan.why}), {nbytes_text(orphan.nbytes)}")
+    for tier, why in report.down.items():
+        err.print(f"The {tier} tier was left out: {why}", style="yellow", markup=False)
+    to_do = f"{report.n_to_send} to be sent, {report.n_to_remove} to be removed from a tier"
+    err.print(f"{len(report.orphans)} of no use, {to_do}", style="dim")
 
 
 @snapshots.command()
@@ -56,6 +84,77 @@ def verify(as_json: bool) -> None:
         raise SystemExit(EXIT_FAILURE)
 
 
+def _disk_rows(store: Any) -> list[dict[str, Any]]:
+    return [
+        _named(entry.name)
+        | {
+            "tier": "disk", "state": entry.state, "nbytes": entry.nbytes, "n_tokens": entry.n_tokens,
+            "kv_type": entry.kv_type, "created_at": entry.created_at, "reason": entry.reason,
+            "n_segments": entry.n_segments,
+        }
+        for entry in store.entries()
+    ]  # fmt: skip
+
+
+def _far_rows(store: Any) -> list[dict[str, Any]]:
+    """Of the tiers beyond the disk. What a snapshot's manifest says is read from there."""
+    from cache_store.tiers.store import TieredStore
+
+    return [_far_row(tier, entry) for tier, entry in store.far_entries()] if isinstance(store, TieredStore) else []
+
+
+def _far_row(tier: Any, entry: Any) -> dict[str, Any]:
+    from cache_store.errors import CacheStoreError
+    from cache_store.stored import decode_manifest
+
+    row = _named(entry.name) | {
+        "tier": tier.name, "state": "published" if entry.complete else "unfinished", "nbytes": entry.nbytes,
+        "n_tokens": None, "kv_type": None, "created_at": None, "reason": None, "n_segments": None,
+    }  # fmt: skip
+    try:
+        manifest = decode_manifest(tier.manifest(entry.name) or b"")
+    except CacheStoreError:
+        return row
+    return row | {
+        "n_tokens": manifest.n_tokens, "kv_type": str(manifest.layout.kv_type), "created_at": manifest.created_at,
+        "n_segments": manifest.segments.n_segments(manifest.n_tokens),
+    }  # fmt: skip
+
+
+def _speeds(store: Any, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Measured speeds by tier, of prefill, and the speed above which a tier is faster than computing. Each row gets its
+    two times, None where they are not known."""
+    from cache_store.speeds import PREFILL
+
+    book = store.speeds
+    for row in rows:
+        usable = row["state"] == "published"
+        computed = usable and row["kind"] in ("document", "turn") and row["n_tokens"]
+        row["restore_s"] = book.restore_s(row["tier"], row["nbytes"]) if usable else None
+        row["recompute_s"] = book.recompute_s(row["n_tokens"]) if computed else None
+    known = {name: book.speed(name) for name in ("disk", "redis", "object", PREFILL)}
+    documents = [row for row in rows if row["recompute_s"]]
+    known["break_even"] = max((row["nbytes"] / row["recompute_s"] for row in documents), default=None)
+    return {name: speed for name, speed in known.items() if speed is not None}
+
+
+def _times(row: dict[str, Any]) -> str:
+    times = [f"{word} {row[f'{word}_s']:.2g} s" for word in ("restore", "recompute") if row[f"{word}_s"]]
+    return f", {', '.join(times)}" if times else ""
+
+
+def _speed_lines(speeds: dict[str, float]) -> list[str]:
+    from cache_store.speeds import PREFILL
+
+    tiers = [name for name in speeds if name not in (PREFILL, "break_even")]
+    lines = [f"{name}: {nbytes_text(speeds[name])}/s" for name in tiers]
+    if PREFILL in speeds:
+        lines.append(f"prefill: {speeds[PREFILL]:.0f} tokens/s")
+    if "break_even" in speeds:
+        lines.append(f"restoring is faster than computing above {nbytes_text(speeds['break_even'])}/s")
+    return lines
+
+
 def _tokens(row: dict[str, Any]) -> str:
     """What the manifest says of a snapshot's length, for a line of the list."""
     if row["n_tokens"] is None:
@@ -66,10 +165,12 @@ def _tokens(row: dict[str, Any]) -> str:
 
 
 def _store() -> Any:
-    from cache_store.store import SnapshotStore
+    from cache_store.tiers.opening import open_store
     from service.cli.config import read_settings
+    from service.core.snapshot_tier import tier_config
 
-    return SnapshotStore(read_settings().store_dir)
+    settings = read_settings()
+    return open_store(settings.store_dir, tier_config(settings), uploads=False)
 
 
 def _named(name: Any) -> dict[str, Any]:
