@@ -1,4 +1,4 @@
-"""An S3 store that answers with errors, cut bodies, wrong bytes, or not at all: repeated, or a miss; never an answer."""
+"""An S3 store that answers with errors, cut bodies, wrong bytes, or not at all: repeated, or a miss."""
 
 import threading
 from collections.abc import Callable, Iterator
