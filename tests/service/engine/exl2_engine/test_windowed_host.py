@@ -4,6 +4,10 @@ import pytest
 
 from cache_store.layout import KVType
 from service.engine.messages import Retention
+from tests.service.engine.together_host import (
+    check_all_rows_of_one_document_are_that_document,
+    check_several_documents,
+)
 from tests.service.engine.windowed_host import WindowedHost, check_a_killed_build_goes_on, check_restarts_change_nothing
 
 RETENTION = Retention(sink_tokens=256, summary_tokens=60, window_tokens=100, segment_tokens=512, fetch_tokens=96)
@@ -40,3 +44,11 @@ def test_no_block_of_the_pool_is_lost(desk):
     one.ask([5, 6])
     one.host._context.scheduler.run(lambda: None)
     assert one.runner.pool.n_free == 8 - 2
+
+
+def test_several_documents(desk):
+    check_several_documents(desk(KVType.K8V4))
+
+
+def test_all_rows_of_one_document_are_that_document(desk, monkeypatch):
+    check_all_rows_of_one_document_are_that_document(desk(KVType.K8V4), monkeypatch)

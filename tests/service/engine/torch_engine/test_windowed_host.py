@@ -6,6 +6,10 @@ import torch
 from cache_store.layout import KVType
 from service.engine.messages import Retention
 from service.engine.torch_engine.runner import TorchRunner
+from tests.service.engine.together_host import (
+    check_all_rows_of_one_document_are_that_document,
+    check_several_documents,
+)
 from tests.service.engine.windowed_host import WindowedHost, check_a_killed_build_goes_on, check_restarts_change_nothing
 
 RETENTION = Retention(sink_tokens=20, summary_tokens=60, window_tokens=100, segment_tokens=768, fetch_tokens=96)
@@ -39,3 +43,11 @@ def test_restarts_change_nothing(desk, kv_type, dtype):
 
 def test_a_killed_build_goes_on_to_the_same_bytes(desk):
     check_a_killed_build_goes_on(desk(KVType.K8V4), [512, 1000, 1536])
+
+
+def test_several_documents(desk):
+    check_several_documents(desk(KVType.K8V4))
+
+
+def test_all_rows_of_one_document_are_that_document(desk, monkeypatch):
+    check_all_rows_of_one_document_are_that_document(desk(KVType.K8V4), monkeypatch)
