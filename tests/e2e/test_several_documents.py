@@ -28,8 +28,8 @@ FOLLOW_UP = ("In which room does the club meet?", 2, "Larch Room")
 def texts() -> Iterator[bytes]:
     """Markdown with two facts between other paragraphs, which are of another subject in each."""
     for title, (first, second), begin in zip(TITLES, FACTS, (0, 120, 240), strict=True):
-        others = list(islice(paragraphs(), begin, begin + 9))
-        parts = [f"# {title}", *others[:3], first, *others[3:6], second, *others[6:]]
+        others = list(islice(paragraphs(), begin, begin + 6))
+        parts = [f"# {title}", *others[:2], first, *others[2:4], second, *others[4:]]
         yield "\n\n".join(parts).encode()
 
 

@@ -81,7 +81,8 @@ class SeveralDocuments:
         if context.host_tier is not None and context.host_tier.bring_back(entry, cancel.check):
             entry.source = "host"
             return
-        entry.source = "disk"
+        sources = [one.reader.source for one in cold if one.reader is not None]
+        entry.source = next((source for source in sources if source != "disk"), "disk")
         tokens = [one.tokens_of(part.resident) for one, part in zip(cold, self._parts, strict=True)]
         blocks = gather(tokens, context.runner.layout)
         cancel.check()
