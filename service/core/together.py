@@ -76,8 +76,8 @@ class Gathering:
             raise TooLong(
                 f"The document {ends[end].id} takes {end:,} positions of the model's context of {info.max_context:,}. "
                 f"Together with others it may take {max(info.max_context - QUESTION_GAP - room, 0):,}, as {room:,} are "
-                f"kept for question and answer and {QUESTION_GAP} stay free. Upload it with retention `small`, or ask "
-                "it by itself.",
+                f"kept for question and answer and {QUESTION_GAP} stay free. Ask it by itself, or upload it in "
+                "two parts.",
                 param="document_ids",
             )
         return end + QUESTION_GAP
