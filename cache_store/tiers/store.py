@@ -7,6 +7,7 @@ nearest: what is not on the disk is brought there, checked, and opened as ever, 
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -56,6 +57,7 @@ class TieredStore(SnapshotStore):
         self.tiers = tuple(tiers)
         self.root = root
         self._notes = Notes(root)
+        self._deleting: Counter[SnapshotKey] = Counter()
         durable_first = sorted(self.tiers, key=lambda tier: not tier.durable)
         self.uploader = Uploader(self._area, self._notes, durable_first, self._damaged_on_disk, retry_s)
         self._uploads = uploads
@@ -143,14 +145,18 @@ class TieredStore(SnapshotStore):
         """Remove a key, and what was made from it, from the disk and every tier; what each had. What a tier that is
         down still has is removed when it is back (`finish_removals`), and is not used before."""
         keys = (*key.made, key)
-        for one in keys:
+        self._deleting.update(keys)
+        try:
+            for one in keys:
+                for tier in self.tiers:
+                    self._notes.ask_removal(one, tier.name)
+                self._notes.forget(one)
+            removed = {"disk": super().delete(key)}
             for tier in self.tiers:
-                self._notes.ask_removal(one, tier.name)
-            self._notes.forget(one)
-        removed = {"disk": super().delete(key)}
-        for tier in self.tiers:
-            removed[tier.name] = sum((self._remove_from(tier, one) for one in keys), Removed())
-        return removed
+                removed[tier.name] = sum((self._remove_from(tier, one) for one in keys), Removed())
+            return removed
+        finally:
+            self._deleting.subtract(keys)
 
     def delete(self, key: SnapshotKey) -> Removed:
         """As `delete_by_tier`, all together."""
@@ -167,7 +173,8 @@ class TieredStore(SnapshotStore):
         """Remove what was deleted while a tier was down; how many removals are still to be done."""
         tiers = {tier.name: tier for tier in self.tiers}
         for key, tier_name in self._notes.removals():
-            if tier_name in tiers:
+            # One that is under way counts what it removes, for its receipt.
+            if tier_name in tiers and self._deleting[key] <= 0:
                 self._remove_from(tiers[tier_name], key)
         return len(self._notes.removals())
 

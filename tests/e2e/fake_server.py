@@ -13,6 +13,7 @@ from typing import Any
 
 from service.core.adapters import Given
 from service.core.prompts import fake_prompts, load_prompts
+from service.core.snapshot_tier import tier_config
 from service.engine.factory import EngineConfig
 from service.engine.remote.supervisor import EngineSupervisor
 from service.logs import configure_logging
@@ -44,6 +45,7 @@ def config_of(settings: Settings, options: dict[str, Any]) -> EngineConfig:
         "free_floor_nbytes": settings.free_floor_bytes,
         "max_batch": settings.max_batch,
         "kv_type": settings.kv_type,
+        "tiers": tier_config(settings),
     }
     return EngineConfig(**own | options)
 

@@ -88,7 +88,7 @@ class S3Server:
             assert time.monotonic() < until, "moto does not answer"
             time.sleep(0.05)
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of all objects."""
         text = httpx.get(f"{self.endpoint}/{BUCKET}?list-type=2").text
         return [part.partition("</Key>")[0] for part in text.split("<Key>")[1:]]
