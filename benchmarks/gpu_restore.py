@@ -127,6 +127,7 @@ class Lab:
         self.tier.close()
         self.scheduler.close()
         self.runner.pool.layers.clear()
+        self.runner.pool.records = torch.empty(0)
         gc.collect()
         if ON_CARD:
             torch.cuda.empty_cache()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cache_store.layout import KVLayout
 from service.engine.exl2_engine.prefill_attention import PrefillAttention
+from service.engine.exl2_engine.slots import LayerSlots
 from service.engine.exl2_engine.step import Step
 
 
@@ -45,10 +46,12 @@ class KVBackend(Protocol):
         tail_v: Tensor,
         scale: float,
         bias: Tensor | None = None,
+        slots: LayerSlots | None = None,
     ) -> Tensor:
         """Attention of transformed queries ``[R, n_heads, head_dim]``: every row over its group's document (one pass
         over the blocks for all rows of a group), then over its own tail; merged by log-sum-exp and transformed back.
-        Gives ``[R, n_heads, head_dim]``. `bias` is FP16 ``[n_blocks, n_kv_heads, 256]``, added to a slot's scores."""
+        Gives ``[R, n_heads, head_dim]``. `bias` is FP16 ``[n_blocks, n_kv_heads, 256]``, added to the scores of
+        a document's rows. `slots`: needed where `step` has some; then there is no bias."""
         ...
 
     def prefill(

@@ -1,7 +1,8 @@
 """Decode steps as CUDA graphs: a step of one row per sequence is some 800 launches, and replaying them as one saves
 the time between them.
 
-A graph is captured for a number of rows and a bound on the documents' lengths; what a step has less is padding. The
+A graph is captured for a number of rows and a bound on the documents' lengths; what a step has less is padding. Steps
+in which a document has slots take graphs of their own, of the largest bound, so that others pay nothing for them. The
 lengths themselves, like everything else of a step, are read on the card. All graphs share one memory pool: they
 never run at the same time.
 """
@@ -67,9 +68,10 @@ class DecodeGraphs:
     def capture_all(self) -> None:
         """Capture every graph; after the first that fails, none."""
         for n_rows in reversed(self._rows):
-            for n_tokens in reversed(self._tokens):
+            shapes = [self._shape(n_rows, n_tokens) for n_tokens in reversed(self._tokens)]
+            for shape in (shapes[0]._replace(has_slots=True), *shapes):
                 if self.failure is None:
-                    self._make(self._shape(n_rows, n_tokens))
+                    self._make(shape)
 
     def run(self, plan: RowPlan) -> Tensor | None:
         """Logits FP32 ``[n_rows, vocab]`` on the device, or None when no graph fits the step."""
@@ -88,8 +90,11 @@ class DecodeGraphs:
             return None
         tokens = max((256 * len(d.block_ids) for d in plan.documents if d), default=0)
         n_rows = next((n for n in self._rows if n >= plan.n_rows), None)
-        n_tokens = next((n for n in self._tokens if n >= tokens), None)
-        return None if n_rows is None or n_tokens is None else self._shape(n_rows, n_tokens)
+        most = self._tokens[-1:] if plan.has_slots else self._tokens
+        n_tokens = next((n for n in most if n >= tokens), None)
+        if n_rows is None or n_tokens is None:
+            return None
+        return self._shape(n_rows, n_tokens)._replace(has_slots=plan.has_slots)
 
     def _shape(self, n_rows: int, n_tokens: int) -> StepShape:
         return StepShape(n_rows, n_rows, -(-n_tokens // 256), n_rows, n_tokens, self._max_tail)

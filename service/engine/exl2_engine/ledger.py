@@ -149,9 +149,10 @@ def plan_memory(
     ]
     left = memory.total - sum(line.nbytes for line in lines)
     block_nbytes = layout.record_nbytes(layout.block_tokens) * layout.n_layers
-    room = left - layout.n_layers * 2 * MIB
+    table_nbytes = layout.n_layers * layout.n_kv_heads * 2 * 4
+    room = (left - 24 * MIB) // (block_nbytes + table_nbytes) * block_nbytes
     blocks = max(0, room if sizes.pool_nbytes is None else min(room, sizes.pool_nbytes)) // block_nbytes
-    pool = reserved_nbytes([blocks * layout.record_nbytes(layout.block_tokens)] * layout.n_layers)
+    pool = reserved_nbytes([blocks * block_nbytes, blocks * table_nbytes])
     lines.insert(-1, Line("documents (block pool)", pool, "pool"))
     ledger = Ledger(tuple(lines), memory, blocks, block_nbytes, layout.block_tokens)
     wanted = sizes.max_context if require_context else min(sizes.chunk_tokens, sizes.max_context)

@@ -156,7 +156,7 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -
         rope_rows=ROPE_ROWS,
         max_dq_elements=dq_elements(model_dir, card),
         graph_rows=tuple(bounds(ROWS, options.max_rows)) if options.graphs else (),
-        graph_contexts=len(CONTEXTS) + 1,
+        graph_contexts=len(CONTEXTS) + 2,
         piece_tokens=PIECE_TOKENS,
         replay_scores=SCORES,
         import_nbytes=IMPORT_NBYTES,

@@ -9,6 +9,7 @@ from service.engine.exl2_engine import portable_records
 from service.engine.exl2_engine.portable_attend import attend
 from service.engine.exl2_engine.prefill_attention import Partial, PrefillAttention
 from service.engine.exl2_engine.sdpa import Method
+from service.engine.exl2_engine.slots import LayerSlots
 from service.engine.exl2_engine.step import Step
 from service.engine.torch_engine import attention
 
@@ -48,8 +49,9 @@ class PortableBackend:
         tail_v: Tensor,
         scale: float,
         bias: Tensor | None = None,
+        slots: LayerSlots | None = None,
     ) -> Tensor:
-        return attend(step, q, pool, tail_k, tail_v, scale, self.layout, bias)
+        return attend(step, q, pool, tail_k, tail_v, scale, self.layout, bias, slots)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, blocks: Tensor, n_past: int, scale: float

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from cache_store.codec import rotate
 from cache_store.layout import BLOCK_TOKENS, KVLayout, KVType
-from service.engine.exl2_engine.portable_records import decode_blocks
+from service.engine.exl2_engine.portable_records import decode_blocks, decoded, record_parts
+from service.engine.exl2_engine.slots import LayerSlots
 from service.engine.exl2_engine.step import Step
 
 _DECODED_VALUES = 1 << 22
@@ -29,6 +30,7 @@ class _Group:
     first: int
     last: int
     n_tokens: int
+    slot_first: int
 
 
 def attend(
@@ -40,11 +42,12 @@ def attend(
     scale: float,
     layout: KVLayout,
     bias: Tensor | None = None,
+    slots: LayerSlots | None = None,
 ) -> Tensor:
     """`KVBackend.attend` for any device and floating dtype of `q` and the tails. It reads the step's lengths back from
     the device, so it cannot be captured in a CUDA graph."""
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-    groups, slots, ends = _lengths(step)
+    groups, of_rows, ends = _lengths(step)
     for group in groups:
         rows = slice(group.first, group.last)
         queries = _by_kv_head(q[rows].float() * scale, layout.n_kv_heads)
@@ -52,9 +55,12 @@ def attend(
         merged = _Merged(queries)
         for k, v, added in _document(step, group, pool, layout, bias, queries.shape[1]):
             merged.add(slice(None), k, v, added)
-        for first, last in _runs(slots, group):
+        if group.slot_first and slots is not None:
+            for k, v, added in _slots(step, group, slots, layout):
+                merged.add(slice(None), k, v, added)
+        for first, last in _runs(of_rows, group):
             end = max(ends[first:last])
-            k, v = (tail[slots[first], :, :end].float() for tail in (tail_k, tail_v))
+            k, v = (tail[of_rows[first], :, :end].float() for tail in (tail_k, tail_v))
             some = slice((first - group.first) * per_row, (last - group.first) * per_row)
             merged.add(some, k, v, _hidden(step.tail_end[first:last], end, per_row))
         out[rows] = _by_row(merged.out, group.last - group.first)
@@ -85,10 +91,12 @@ class _Merged:
 def _lengths(step: Step) -> tuple[list[_Group], list[int], list[int]]:
     """The groups that have rows, and every row's slot and end of tail, in one copy from the device."""
     g, r = step.n_groups, step.n_rows
-    numbers: list[int] = torch.cat((step.group_rows, step.group_tokens, step.slots, step.tail_end)).tolist()
-    bounds, tokens = numbers[: g + 1], numbers[g + 1 : 2 * g + 1]
-    groups = [_Group(i, bounds[i], bounds[i + 1], tokens[i]) for i in range(g) if bounds[i] < bounds[i + 1]]
-    return groups, numbers[2 * g + 1 : 2 * g + 1 + r], numbers[2 * g + 1 + r :]
+    slot_first = torch.zeros_like(step.group_tokens) if step.slot_first is None else step.slot_first
+    parts = step.group_rows, step.group_tokens, slot_first, step.slots, step.tail_end
+    numbers: list[int] = torch.cat(parts).tolist()
+    bounds, tokens, first = numbers[: g + 1], numbers[g + 1 : 2 * g + 1], numbers[2 * g + 1 : 3 * g + 1]
+    groups = [_Group(i, bounds[i], bounds[i + 1], tokens[i], first[i]) for i in range(g) if bounds[i] < bounds[i + 1]]
+    return groups, numbers[3 * g + 1 : 3 * g + 1 + r], numbers[3 * g + 1 + r :]
 
 
 def _document(
@@ -106,6 +114,37 @@ def _document(
         added = None if bias is None else bias[blocks].transpose(0, 1).flatten(1)[:, None, :n].float()
         decode_blocks(pool, blocks, n, layout, k, v)
         yield k[:, :n], v[:, :n], added
+
+
+def _slots(step: Step, group: _Group, slots: LayerSlots, layout: KVLayout) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Keys and values of a group's slots, and what hides those that a head does not have, as `_document` gives them:
+    the pages of all heads side by side, as many as the head with most has, some at a time."""
+    heads, page = layout.n_kv_heads, layout.block_tokens
+    blocks = step.block_tables[group.index, group.slot_first :].long()
+    counts, starts = slots.table[blocks[0], slots.layer].long().unbind(-1)
+    most = int((counts.max() + page - 1) // page)
+    at_once = max(_DECODED_VALUES // (heads * page * layout.head_dim), 1)
+    for first in range(0, most, at_once):
+        pages = starts[:, None] + torch.arange(first, min(first + at_once, most), device=starts.device)
+        places = torch.arange(first * page, first * page + page * pages.shape[1], device=starts.device)
+        hidden = places >= counts[:, None]
+        # A head that has fewer pages reads its first ones again, where nothing is seen.
+        pages = torch.where(hidden[:, ::page], starts[:, None], pages)
+        pages = torch.where(counts[:, None] > 0, pages, 0)
+        k, v = _pages(slots.records, blocks, pages, layout)
+        added = torch.zeros(hidden.shape, device=starts.device).masked_fill_(hidden, -math.inf)
+        yield k.masked_fill_(hidden[..., None], 0.0), v.masked_fill_(hidden[..., None], 0.0), added[:, None]
+
+
+def _pages(records: Tensor, blocks: Tensor, pages: Tensor, layout: KVLayout) -> tuple[Tensor, Tensor]:
+    """Keys and values FP32 ``[kv_heads, 256 n, dim]`` of pages ``[kv_heads, n]`` of a document's blocks of slots."""
+    n_heads = layout.n_layers * layout.n_kv_heads
+    layer, head = (pages % n_heads) // layout.n_kv_heads, pages % layout.n_kv_heads
+    record = layer * records.shape[1] + blocks[pages // n_heads]
+    parts = [part[record, head] for part in record_parts(records.flatten(0, 1), layout)]
+    bits = layout.kv_type.key_bits, layout.kv_type.value_bits
+    k, v = (decoded(c, s, b).float().flatten(1, 2) for c, s, b in zip(parts[::2], parts[1::2], bits, strict=True))
+    return k, v
 
 
 def _runs(slots: list[int], group: _Group) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,7 @@ packed tightly for its tokens and in the pool has the strides of a whole one.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -64,6 +65,10 @@ class BlockLoader:
             if rest:
                 tight = data[at:].to(pool.device, non_blocking=True)
                 spread(tight, rest, layout, pool[blocks[full]])
+
+    def queued(self) -> AbstractContextManager[object]:
+        """Other work on the blocks in the order of the copies."""
+        return self._copies.queued()
 
     def end(self) -> None:
         """Steps begun from now on wait for every copy begun so far."""

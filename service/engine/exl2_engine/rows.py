@@ -40,7 +40,11 @@ class RowPlan:
 
     @property
     def max_tokens(self) -> int:
-        return max((d.n_tokens for d in self.documents if d), default=0)
+        return max((d.n_tokens + (d.slots.most if d.slots else 0) for d in self.documents if d), default=0)
+
+    @property
+    def has_slots(self) -> bool:
+        return any(d.slots is not None and d.slots.first for d in self.documents if d)
 
     def by_sequence(self, logits: Tensor) -> list[Tensor]:
         """Wanted rows' logits in the order of the batch."""
@@ -79,7 +83,8 @@ def _add(plan: RowPlan, rows: Rows, tails: Tails) -> None:
 
 
 class StepShape(NamedTuple):
-    """Sizes of a step's tensors, and its bounds (see `Step`). `n_blocks`: width of the block tables."""
+    """Sizes of a step's tensors, and its bounds (see `Step`). `n_blocks`: width of the block tables. `has_slots`:
+    whether documents may have slots."""
 
     n_rows: int
     n_groups: int
@@ -87,19 +92,20 @@ class StepShape(NamedTuple):
     max_group_rows: int
     max_tokens: int
     max_tail: int
+    has_slots: bool = False
 
     @classmethod
     def of(cls, plan: RowPlan) -> "StepShape":
         """Just as large as a plan needs."""
         sizes = [b - a for a, b in zip(plan.group_rows, plan.group_rows[1:], strict=False)]
         n_blocks = max((len(d.block_ids) for d in plan.documents if d), default=1)
-        return cls(
-            plan.n_rows, len(plan.documents), n_blocks, max(sizes, default=0), plan.max_tokens, max(plan.tail_end)
-        )
+        bounds = max(sizes, default=0), plan.max_tokens, max(plan.tail_end)
+        return cls(plan.n_rows, len(plan.documents), n_blocks, *bounds, plan.has_slots)
 
     def sections(self) -> list[tuple[int, int]]:
-        """First int and length of each section of the packed step; one of five numbers a row, one of groups."""
-        lengths = [self.n_rows] * 6 + [self.n_groups + 1, self.n_groups, self.n_groups * self.n_blocks]
+        """First int and length of each section of the packed step: six of numbers a row, then those of groups."""
+        groups = [self.n_groups + 1, self.n_groups, self.n_groups, self.n_groups * self.n_blocks]
+        lengths = [self.n_rows] * 6 + groups
         at, found = 0, []
         for length in lengths:
             found.append((at, length))
@@ -125,7 +131,7 @@ def pack(plan: RowPlan, shape: StepShape, *, pinned: bool) -> Tensor:
     host = torch.zeros(shape.n_ints, dtype=torch.int32, pin_memory=pinned)
     array = host.numpy()
     row_lists = (plan.ids, plan.positions, plan.slots, plan.tail_at, plan.tail_end, plan.wanted)
-    *rows, groups, tokens, tables = [array[first : first + length] for first, length in shape.sections()]
+    *rows, groups, tokens, slot_first, tables = [array[first : first + length] for first, length in shape.sections()]
     for section, values in zip(rows, row_lists, strict=True):
         section[: len(values)] = values
     rows[3][plan.n_rows :] = -1
@@ -135,6 +141,7 @@ def pack(plan: RowPlan, shape: StepShape, *, pinned: bool) -> Tensor:
     for i, document in enumerate(plan.documents):
         if document is not None:
             tokens[i] = document.n_tokens
+            slot_first[i] = document.slots.first if document.slots else 0
             tables[i, : len(document.block_ids)] = document.block_ids
     return host
 
@@ -142,7 +149,7 @@ def pack(plan: RowPlan, shape: StepShape, *, pinned: bool) -> Tensor:
 def unpack(packed: Tensor, shape: StepShape) -> PackedStep:
     """Views of a packed step that is on the device."""
     views = [packed[first : first + length] for first, length in shape.sections()]
-    ids, positions, slots, tail_at, tail_end, wanted, group_rows, group_tokens, tables = views
+    ids, positions, slots, tail_at, tail_end, wanted, group_rows, group_tokens, slot_first, tables = views
     step = Step(
         positions=positions,
         slots=slots,
@@ -154,5 +161,6 @@ def unpack(packed: Tensor, shape: StepShape) -> PackedStep:
         max_group_rows=shape.max_group_rows,
         max_tokens=shape.max_tokens,
         max_tail=shape.max_tail,
+        slot_first=slot_first if shape.has_slots else None,
     )
     return PackedStep(ids, wanted, step)

@@ -25,6 +25,7 @@ from service.engine.exl2_engine.projections import rotated_qkv
 from service.engine.exl2_engine.replay import Replay, Sight
 from service.engine.exl2_engine.restore import BlockLoader
 from service.engine.exl2_engine.rows import PackedStep, RowPlan, StepShape, pack, plan_rows, unpack
+from service.engine.exl2_engine.slots import LayerSlots, write_slots
 from service.engine.exl2_engine.step import Step
 from service.engine.exl2_engine.tail_records import TailRecords
 from service.engine.exl2_engine.tails import Tails
@@ -34,7 +35,6 @@ from service.engine.protocol import Rows, RunnerLimits
 ENGINE_VERSION = "exl2-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
 CHUNK_TOKENS = 2048
-NO_SLOTS = "documents on a card have no slots"
 HEAD_ROWS = 256
 """Rows that go through the head at once: logits of all rows of a long check would not fit the card."""
 
@@ -68,6 +68,7 @@ class Exl2Runner:
             tails.capacity,
             card.vocab_size,
             sink_multiple=self.layout.block_tokens,
+            ragged_slots=True,
         )
         self.pool = pool
         self._model = model
@@ -101,10 +102,8 @@ class Exl2Runner:
         return self._tails.used
 
     def document_nbytes(self, n_tokens: int, n_slot_rows: int = 0) -> int:
-        """Bytes that a document of `n_tokens` tokens takes of the pool. Raises ValueError for slots."""
-        if n_slot_rows:
-            raise ValueError(NO_SLOTS)
-        return self.pool.document_nbytes(n_tokens)
+        """Bytes that a document of `n_tokens` tokens takes of the pool, its slots however they are spread."""
+        return self.pool.document_nbytes(n_tokens, n_slot_rows)
 
     def usable(self) -> bool:
         """An illegal access makes every later call fail, waiting for the card included; running out of memory does
@@ -184,11 +183,19 @@ class Exl2Runner:
             raise ValueError(f"{n_tokens} tokens at {first_token} are not blocks of a document of {document.capacity}")
         self._loader.load(document.block_ids, layer, first_token, records, n_tokens)
 
+    @torch.inference_mode()
     def new_slots(self, document: Document, counts: Sequence[Sequence[int]]) -> None:
-        raise ValueError(NO_SLOTS)
+        """Raises PoolExhausted when there are too few free blocks, ValueError for counts that are not the model's and
+        for a document that has slots."""
+        self.pool.take_slots(document, counts)
+        self._loader.begin()
 
+    @torch.inference_mode()
     def load_slots(self, document: Document, layer: int, records: memoryview) -> None:
-        raise ValueError(NO_SLOTS)
+        if document.slots is None:
+            raise ValueError("the document has no slots")
+        with self._loader.queued():
+            write_slots(records, document.slots, document.block_ids, layer, self.layout, self.pool.records)
 
     def finish_load(
         self, document: Document, n_tokens: int, *, next_position: int | None = None, last_position: int | None = None
@@ -313,7 +320,9 @@ class Exl2Runner:
     def _after_append(self, layer: int, q: Tensor, x: Tensor, step: Step) -> Tensor:
         """Hidden states behind a layer."""
         model, tails = self._model, self._tails
-        out = self.backend.attend(step, q, self.pool.layers[layer], tails.k[layer], tails.v[layer], model.scale)
+        pool, slots = self.pool, LayerSlots(self.pool.records, self.pool.slot_table, layer)
+        tail_k, tail_v = tails.k[layer], tails.v[layer]
+        out = self.backend.attend(step, q, pool.layers[layer], tail_k, tail_v, model.scale, slots=slots)
         return model.mlp(layer, model.attention_out(layer, out, x))
 
     def _append(self, layer: int, x: Tensor, step: Step) -> Tensor:

@@ -23,7 +23,9 @@ class Step:
     of its document, all of which every row of the group attends to; 0 for no document. `block_tables`
     ``[G, max_blocks]``: the document's blocks in the pool, in order.
     `max_group_rows`, `max_tokens`: bounds (host numbers) on a group's rows and on a document's tokens, for launch
-    sizes. `max_tail`: bound on `tail_end`.
+    sizes, the slots of the head that has most among the tokens. `max_tail`: bound on `tail_end`.
+    `slot_first` ``[G]``: which block of its table is the first with slots of the document, 0 for none; None for a step
+    in which no document has any.
     """
 
     positions: Tensor
@@ -36,6 +38,7 @@ class Step:
     max_group_rows: int
     max_tokens: int
     max_tail: int
+    slot_first: Tensor | None = None
 
     @property
     def n_rows(self) -> int:

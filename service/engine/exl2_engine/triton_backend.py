@@ -8,6 +8,7 @@ from service.engine.exl2_engine.kernels.attend import attend
 from service.engine.exl2_engine.kernels.prefill_merge import TritonMerger
 from service.engine.exl2_engine.prefill_attention import PrefillAttention
 from service.engine.exl2_engine.sdpa import Method
+from service.engine.exl2_engine.slots import LayerSlots
 from service.engine.exl2_engine.step import Step
 
 
@@ -53,8 +54,9 @@ class TritonBackend:
         tail_v: Tensor,
         scale: float,
         bias: Tensor | None = None,
+        slots: LayerSlots | None = None,
     ) -> Tensor:
-        return attend(step, q, pool, tail_k, tail_v, scale, self.layout, bias)
+        return attend(step, q, pool, tail_k, tail_v, scale, self.layout, bias, slots)
 
     def prefill(
         self, q: Tensor, k: Tensor, v: Tensor, pool: Tensor, blocks: Tensor, n_past: int, scale: float

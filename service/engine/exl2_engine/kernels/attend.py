@@ -12,6 +12,7 @@ from cache_store.layout import BLOCK_TOKENS, KVLayout, KVType
 from service.engine.exl2_engine.kernels.decode import document_kernel
 from service.engine.exl2_engine.kernels.merge import merge_kernel
 from service.engine.exl2_engine.kernels.tails import tail_kernel
+from service.engine.exl2_engine.slots import LayerSlots
 from service.engine.exl2_engine.step import Step
 
 LOG2_E = 1.4426950408889634
@@ -81,10 +82,11 @@ def query_tile(max_queries: int, head_dim: int, capability: int) -> int:
 
 
 def document_constants(
-    layout: KVLayout, group_heads: int, tile: int, config: DecodeConfig, *, biased: bool, fast: bool
+    layout: KVLayout, group_heads: int, tile: int, config: DecodeConfig, *, biased: bool, slots: bool, fast: bool
 ) -> dict[str, int | bool]:
     """What `document_kernel` is compiled for."""
     return {
+        "LAYERS": layout.n_layers if slots else 1,
         "KV_HEADS": layout.n_kv_heads,
         "GROUP_HEADS": group_heads,
         "D": layout.head_dim,
@@ -95,6 +97,7 @@ def document_constants(
         "BLOCK_N": config.block_n,
         "STAGES": config.stages,
         "HAS_BIAS": biased,
+        "HAS_SLOTS": slots,
         "SUM": int(config.sums),
         "PEEL": config.peel,
         "FAST": fast,
@@ -110,6 +113,7 @@ def attend(
     scale: float,
     layout: KVLayout,
     bias: Tensor | None = None,
+    slots: LayerSlots | None = None,
     *,
     config: DecodeConfig | None = None,
 ) -> Tensor:
@@ -120,6 +124,8 @@ def attend(
     """
     rows, heads, dim = q.shape
     group_heads = _checked_group_heads(q, pool, tail_k, layout)
+    if step.slot_first is not None and (slots is None or bias is not None):
+        raise ValueError("slots of a step must be given, and have no bias")
     capability = _capability(q.device)
     tile = query_tile(step.max_group_rows * group_heads, dim, capability)
     chosen = config or decode_config(layout.kv_type, tile, dim, capability)
@@ -133,7 +139,7 @@ def attend(
         return out
     q = q.contiguous()
     if splits:
-        _attend_documents(step, q, pool, bias, parts, lse, scale, layout, splits, row_tiles, tile, chosen)
+        _attend_documents(step, q, pool, bias, slots, parts, lse, scale, layout, splits, row_tiles, tile, chosen)
     if tail_splits:
         _attend_tails(step, q, tail_k, tail_v, parts, lse, scale, layout, splits, tail_splits)
     merge_kernel[(heads, rows)](
@@ -160,6 +166,7 @@ def _attend_documents(
     q: Tensor,
     pool: Tensor,
     bias: Tensor | None,
+    slots: LayerSlots | None,
     parts: Tensor,
     lse: Tensor,
     scale: float,
@@ -170,6 +177,13 @@ def _attend_documents(
     config: DecodeConfig,
 ) -> None:
     rows, heads, _ = q.shape
+    # Without slots nothing is read through these.
+    first = step.group_rows if step.slot_first is None else step.slot_first
+    has_slots = step.slot_first is not None
+    records, table, layer = slots if has_slots and slots is not None else (pool[None], first, 0)
+    constants = document_constants(
+        layout, heads // layout.n_kv_heads, tile, config, biased=bias is not None, slots=has_slots, fast=q.is_cuda
+    )
     document_kernel[(splits, layout.n_kv_heads, step.n_groups * row_tiles)](
         q,
         pool,
@@ -179,12 +193,17 @@ def _attend_documents(
         step.block_tables,
         parts,
         lse,
+        first,
+        table,
+        records,
         rows,
         row_tiles,
         scale * LOG2_E,
         pool.stride(0),
         step.block_tables.stride(0),
-        **document_constants(layout, heads // layout.n_kv_heads, tile, config, biased=bias is not None, fast=q.is_cuda),
+        layer,
+        records.shape[1],
+        **constants,
         num_warps=config.warps,
         maxnreg=config.registers,
     )

@@ -107,23 +107,25 @@ def _store(
 
 
 # What changes from step to step must not compile another variant: that would also break a graph's capture.
-_ANY_VALUE = ["n_rows", "row_tiles", "table_stride"]
-_ANY_ADDRESS = ["group_rows_ptr", "group_tokens_ptr", "tables_ptr"]
+_ANY_VALUE = ["n_rows", "row_tiles", "table_stride", "layer", "pool_blocks"]
+_ANY_ADDRESS = ["group_rows_ptr", "group_tokens_ptr", "tables_ptr", "slot_first_ptr"]
 
 
 # fmt: off
 @triton.jit(do_not_specialize=_ANY_VALUE, do_not_specialize_on_alignment=_ANY_ADDRESS)
 def document_kernel(
     q_ptr, pool_ptr, bias_ptr, group_rows_ptr, group_tokens_ptr, tables_ptr, out_ptr, lse_ptr,
-    n_rows, row_tiles, scale, record_nbytes, table_stride,
-    KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    slot_first_ptr, slot_table_ptr, slot_pool_ptr, n_rows, row_tiles, scale, record_nbytes, table_stride,
+    layer, pool_blocks, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP_HEADS: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr,
     K_BITS: tl.constexpr, V_BITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SUM: tl.constexpr, PEEL: tl.constexpr, FAST: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_SLOTS: tl.constexpr, SUM: tl.constexpr, PEEL: tl.constexpr, FAST: tl.constexpr,
 ):
     # fmt: on
     """Grid ``(splits, KV_HEADS, groups * row_tiles)``. `q_ptr` FP16 ``[n_rows, heads, D]``; `out_ptr` FP32
     ``[splits, n_rows, heads, D]``, for 4-bit values with the even dims first, then the odd; `lse_ptr`
-    ``[splits, n_rows, heads]``. A share without tokens writes -inf there and no output. `scale` includes log2(e)."""
+    ``[splits, n_rows, heads]``. A share without tokens writes -inf there and no output. `scale` includes log2(e).
+    With `HAS_SLOTS` a program's share of its head's slots follows: see `slots.LayerSlots`."""
     HEADS: tl.constexpr = KV_HEADS * GROUP_HEADS
     split, head = tl.program_id(0), tl.program_id(1)
     group, tile = tl.program_id(2) // row_tiles, tl.program_id(2) % row_tiles
@@ -141,7 +143,19 @@ def document_kernel(
     share = tl.cdiv(n_tiles, tl.num_programs(0))
     first = split * share
     last = tl.minimum(first + share, n_tiles)
-    if first >= last:
+    table = tables_ptr + group * table_stride
+    idle = first >= last
+    if HAS_SLOTS:
+        slot_first = tl.load(slot_first_ptr + group)
+        slot_blocks = table + slot_first
+        of_head = slot_table_ptr + ((tl.load(slot_blocks) * LAYERS + layer) * KV_HEADS + head) * 2
+        n_slots = tl.load(of_head, slot_first > 0, 0)
+        first_page = tl.load(of_head + 1, slot_first > 0, 0)
+        slot_share = tl.cdiv(tl.cdiv(n_slots, BLOCK_N), tl.num_programs(0))
+        slots_from = split * slot_share
+        slots_to = tl.minimum(slots_from + slot_share, tl.cdiv(n_slots, BLOCK_N))
+        idle = idle & (slots_from >= slots_to)
+    if idle:
         tl.store(lse_at, tl.full((BLOCK_M,), float("-inf"), tl.float32), row_ok)
         return
 
@@ -151,9 +165,10 @@ def document_kernel(
     total = tl.zeros((BLOCK_M,) if SUM == 0 else (BLOCK_M, BLOCK_N if SUM == 1 else 16), tl.float32)
     acc = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
     acc_odd = acc
-    table = tables_ptr + group * table_stride
     # The last tile of a document may be partial: peeled off, no other tile is masked, at the price of registers.
     end = tl.minimum(last, n_tokens // BLOCK_N) if PEEL else last
+    if HAS_SLOTS:
+        end = tl.where(first < last, end, last)  # a program may have slots and nothing else
     for i in tl.range(first, end, num_stages=STAGES):
         block = tl.load(table + i * BLOCK_N // 256).to(tl.int64)
         best, total, acc, acc_odd = _tile(
@@ -168,6 +183,17 @@ def document_kernel(
             head * 256 + end * BLOCK_N % 256, n_tokens - end * BLOCK_N, scale,
             KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, True, SUM, FAST,
         )  # fmt: skip
+    if HAS_SLOTS:
+        for i in tl.range(slots_from, slots_to, num_stages=STAGES):
+            page = first_page + i * BLOCK_N // 256
+            block = tl.load(slot_blocks + page // (LAYERS * KV_HEADS))
+            place = page % (LAYERS * KV_HEADS)
+            record = (place // KV_HEADS).to(tl.int64) * pool_blocks + block
+            best, total, acc, acc_odd = _tile(
+                q, q_odd, best, total, acc, acc_odd, slot_pool_ptr + record * record_nbytes, bias_ptr,
+                place % KV_HEADS * 256 + i * BLOCK_N % 256, n_slots - i * BLOCK_N, scale,
+                KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, False, True, SUM, FAST,
+            )  # fmt: skip
 
     out_at = out_ptr + split.to(tl.int64) * n_rows * HEADS * D + vector * D
     _store(out_at, lse_at, best, total, acc, acc_odd, row_ok, D, COLUMNS, 2 if V_BITS == 4 else 1, SUM)

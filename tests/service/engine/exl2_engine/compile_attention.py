@@ -24,6 +24,7 @@ from service.engine.exl2_engine.kernels.tails import tail_kernel
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {"q_ptr": "*fp16", "k_ptr": "*fp16", "v_ptr": "*fp16", "bias_ptr": "*fp16", "pool_ptr": "*u8", "scale": "fp32"}
+TYPES |= {"slot_pool_ptr": "*u8"}
 FLOATS = {"part_ptr", "lse_ptr"}
 MULTIPLES_OF_16 = {"record_nbytes", "slot_stride", "head_stride"}
 HEAD_DIMS = (64, 96, 128, 256)
@@ -75,16 +76,18 @@ def documents(arch: int):
     """`document_kernel` of every KV type, and for all widths of tiles, with the defaults for the card."""
     cases = [(KVType.K8V4, OTHER_DIMS[arch], 16), (KVType.K4V4, OTHER_DIMS[arch], 128)]
     common = [*((kv_type, 128, 16) for kv_type in KVType), (KVType.K8V4, 128, 32), (KVType.K8V8, 128, 64)]
-    for kv_type, dim, queries in cases + common:
+    with_slots = [(KVType.K8V4, 128, 16), (KVType.K4V4, 128, 64), (KVType.FP16, 128, 128)]
+    every = [(*case, False) for case in cases + common] + [(*case, True) for case in with_slots]
+    for kv_type, dim, queries, slots in every:
         tile = query_tile(queries, dim, arch)
-        layout = KVLayout(1, 8, dim, kv_type)
+        layout = KVLayout(64 if slots else 1, 8, dim, kv_type)
         config = decode_config(kv_type, tile, dim, arch)
         twin = SAME_CODE.get(arch, arch)
         same = (query_tile(queries, dim, twin), decode_config(kv_type, tile, dim, twin)) == (tile, config)
         if dim == 128 and twin != arch and same:
             continue
-        constants = document_constants(layout, 5, tile, config, biased=dim != 128, fast=True)
-        yield f"{kv_type} {dim} {tile}", compiled(document_kernel, arch, constants, config.warps)
+        constants = document_constants(layout, 5, tile, config, biased=dim != 128, slots=slots, fast=True)
+        yield f"{kv_type} {dim} {tile}{' slots' * slots}", compiled(document_kernel, arch, constants, config.warps)
 
 
 def others(arch: int):

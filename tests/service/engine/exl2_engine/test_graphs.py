@@ -55,7 +55,7 @@ def test_a_padded_step_gives_what_the_step_alone_gives(runners, ids, read_docume
 def test_there_is_one_graph_for_each_number_of_rows_and_bound_on_documents(runners):
     _, graphed = runners(max_tokens=40_000)
     assert graphed.graphs.rows == [1, 2, 4, 6]
-    assert graphed.graphs.n_graphs == 4 * 3
+    assert graphed.graphs.n_graphs == 4 * (3 + 1)
     assert bounds((1, 2, 4), 4) == [1, 2, 4]
     assert bounds((1, 2, 4), 3) == [1, 2, 3]
 
