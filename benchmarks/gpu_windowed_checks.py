@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.gpu_lib import Result, Row
+from cache_store.rows import take_head_rows, take_rows
 from service.engine.exl2_engine.projections import rotated_qkv
 from service.engine.exl2_engine.runner import Exl2Runner
 from service.engine.protocol import Rows
@@ -22,6 +24,7 @@ def check_all(result: Result, runner: Any) -> None:
     """One row for each comparison, in a small document."""
     result.attempt("segments", lambda: check_segments(result, runner))
     result.attempt("fetched rows", lambda: check_fetched(result, runner))
+    result.attempt("slots", lambda: check_slots(result, runner))
     result.attempt("queries", lambda: check_queries(result, runner))
     result.attempt("replay", lambda: check_replay(result, runner))
 
@@ -99,15 +102,45 @@ def check_fetched(result: Result, runner: Exl2Runner) -> None:
     result.add(Row(what, figure, target=f"under {KL_LIMIT:g}", met=worst < KL_LIMIT, must=True))
 
 
+def check_slots(result: Result, runner: Exl2Runner) -> None:
+    """Answers of a whole document, and of its ends with all rows between them as slots: of many rows and of a few,
+    which go through graphs of their own."""
+    tokens, n, ends = text(3 * BLOCK + 90), 3 * BLOCK + 90, [*range(BLOCK), *range(3 * BLOCK, 3 * BLOCK + 90)]
+    places = np.arange(BLOCK, 3 * BLOCK)
+    layout, slot, found = runner.layout, runner.new_tail(), []
+    try:
+        with document(runner, n) as whole, document(runner, len(ends)) as kept:
+            blocks = read(runner, whole, tokens)
+            runner.new_slots(kept, [[len(places)] * layout.n_kv_heads] * layout.n_layers)
+            for layer in range(layout.n_layers):
+                records = [block[layer] for block in blocks]
+                rows = take_rows(records, n, layout, np.array(ends))
+                runner.load_blocks(kept, layer, 0, memoryview(bytearray().join(rows)), len(ends))
+                own = [take_head_rows(records, n, layout, head, places) for head in range(layout.n_kv_heads)]
+                runner.load_slots(kept, layer, memoryview(bytearray().join(r for of_head in own for r in of_head)))
+            runner.finish_load(kept, len(ends), next_position=n, last_position=n - 1)
+            for one in (whole, kept):
+                logits = [runner.forward([Rows(slot, one, QUESTION)])[0]]
+                logits += [runner.forward([Rows(slot, one, [token])])[0] for token in QUESTION[:3]]
+                found.append(torch.cat(logits))
+                runner.truncate_tail(slot, 0)
+    finally:
+        runner.free_tail(slot)
+    p, q = (x.double().log_softmax(-1) for x in found)
+    worst = float((p.exp() * (p - q)).sum(-1).max())
+    what, figure = "answers from a document's ends and slots of all between", f"KL {worst:.1e} to the whole document's"
+    result.add(Row(what, figure, target=f"under {KL_LIMIT:g}", met=worst < KL_LIMIT, must=True))
+
+
 def check_queries(result: Result, runner: Exl2Runner) -> None:
     """Queries of index heads, and those that a forward's attention was asked with; those of the first layer also as
     documents' keys are transformed."""
     model, attend, seen = runner._model, runner.backend.attend, []
     heads = [(0, 0), (model.n_layers // 2, 1 % model.n_kv_heads), (model.n_layers - 1, 0)]
 
-    def record(step: Any, q: Tensor, *rest: Any) -> Tensor:
+    def record(step: Any, q: Tensor, *rest: Any, **more: Any) -> Tensor:
         seen.append(q.clone())
-        return attend(step, q, *rest)
+        return attend(step, q, *rest, **more)
 
     slot = runner.new_tail()
     try:

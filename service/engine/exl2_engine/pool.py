@@ -96,7 +96,7 @@ class BlockPool:
     def _take(self, n: int, what: str) -> list[int]:
         """The lowest free blocks, in order: copies to and from host memory are as long as blocks lie side by side."""
         if n > len(self._free):
-            raise PoolExhausted(f"{what} need {n} blocks, free are {len(self._free)} of {self.n_blocks}")
+            raise PoolExhausted(f"{what}: {n} blocks are needed, free are {len(self._free)} of {self.n_blocks}")
         self._free.sort(reverse=True)
         return [self._free.pop() for _ in range(n)]
 

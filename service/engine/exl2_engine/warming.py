@@ -7,6 +7,7 @@ import time
 import torch
 
 from service.engine.exl2_engine.model import DecoderModel
+from service.engine.exl2_engine.pool import Document
 from service.engine.exl2_engine.runner import Exl2Runner
 from service.engine.fetch.index import KeyIndex
 from service.engine.protocol import Rows
@@ -37,11 +38,8 @@ def warm_up(runner: Exl2Runner, model: DecoderModel) -> None:
     try:
         for first in range(0, n_tokens, limits.chunk_tokens):
             runner.prefill_chunk(document, tokens[first : min(first + limits.chunk_tokens, n_tokens)])
-        for n_rows in ROWS:
-            n = min(n_rows, limits.tail_tokens)
-            for shared in (document, None):
-                runner.truncate_tail(slot, 0)
-                runner.forward([Rows(slot, shared, tokens[:n], logits_from=n - 1)])
+        for shared in (document, None):
+            _ask(runner, slot, shared, tokens)
         blocks = runner.export_tail(slot, 0, 1)
         runner.truncate_tail(slot, 0)
         runner.import_tail(slot, blocks, 1, fetched=True)
@@ -51,9 +49,20 @@ def warm_up(runner: Exl2Runner, model: DecoderModel) -> None:
         index.move_to(model.device)
         index.scores(queries, [(0, 1)])
         runner.replay(document, tokens[: limits.chunk_tokens], 0, 0, n_tokens)
+        if runner.pool.n_free:
+            runner.new_slots(document, [[1] * layout.n_kv_heads] * layout.n_layers)
+            _ask(runner, slot, document, tokens)
     finally:
         runner.free_tail(slot)
         runner.free_document(document)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
     log.info("warmed up in %.1f s", time.perf_counter() - started)
+
+
+def _ask(runner: Exl2Runner, slot: int, document: Document | None, tokens: list[int]) -> None:
+    """Questions of many lengths."""
+    for n_rows in ROWS:
+        n = min(n_rows, runner.limits.tail_tokens)
+        runner.truncate_tail(slot, 0)
+        runner.forward([Rows(slot, document, tokens[:n], logits_from=n - 1)])

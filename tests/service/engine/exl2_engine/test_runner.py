@@ -190,7 +190,7 @@ def test_freed_blocks_are_used_again_and_nothing_leaks(make_runner, ids, read_do
 def test_a_document_that_does_not_fit_is_refused_and_takes_nothing(make_runner):
     runner = make_runner(n_blocks=4)
     kept = runner.new_document(600)
-    with pytest.raises(PoolExhausted, match="needs 2 blocks, free are 1 of 4"):
+    with pytest.raises(PoolExhausted, match="2 blocks are needed, free are 1 of 4"):
         runner.new_document(257)
     runner.new_document(256)
     runner.free_document(kept)

@@ -123,7 +123,7 @@ def test_a_pool_counts_and_frees_the_blocks_of_slots():
     with pytest.raises(ValueError, match="slots already"):
         pool.take_slots(held.document, OTHER)
     other = pool.take(300)
-    with pytest.raises(PoolExhausted, match="slots need 2 blocks, free are 1 of 7"):
+    with pytest.raises(PoolExhausted, match="slots: 2 blocks are needed, free are 1 of 7"):
         pool.take_slots(other, UNEVEN)
     assert (other.slots, other.nbytes) == (None, 2 * pool.block_nbytes)
     pool.give_back(held.document)

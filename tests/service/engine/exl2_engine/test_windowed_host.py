@@ -19,7 +19,7 @@ def desk(make_runner, ids, tmp_path):
 
     def make(kv_type) -> WindowedHost:
         def runner():
-            return make_runner(kv_type, n_blocks=8, chunk_tokens=256)
+            return make_runner(kv_type, n_blocks=16, chunk_tokens=256)
 
         desks.append(WindowedHost(runner, tmp_path / "store", ids(1200), RETENTION, [(1, 0), (2, 1)]))
         return desks[-1]
@@ -43,7 +43,7 @@ def test_no_block_of_the_pool_is_lost(desk):
     one.build()
     one.ask([5, 6])
     one.host._context.scheduler.run(lambda: None)
-    assert one.runner.pool.n_free == 8 - 2
+    assert one.runner.pool.n_free == 16 - 2 - 2, "two are for rows, two for slots"
 
 
 def test_several_documents(desk):
