@@ -1,7 +1,7 @@
 """Several documents in one document of the runner: some rows of each, gathered from their snapshots of all tokens.
 
 Rows stand where they were computed, so that those of several documents share positions, as those of the segments of one
-document do. Nothing of it is stored: it is made in milliseconds, from records that are verified as they are read.
+document do. Nothing of it is stored: it is a copy of a few blocks, whose records are verified as they are read.
 """
 
 from collections.abc import Iterator, Sequence
