@@ -81,13 +81,13 @@ class Reader:
         self.layout: KVLayout = card.layout(KV_TYPE)
         self.template = PromptTemplate(card.prompt, tokenizer)
         self.heads = heads
-        self._find_starts = starts_finder(tokenizer)
+        self.find_starts = starts_finder(tokenizer)
         self._device = device
         self._model_dir = model_dir
         self._runner: TorchRunner | None = None
         names = "-".join(f"{layer}.{head}" for layer, head in heads)
-        self._folder = folder / f"{card.digests.weights[:8]}-{names}"
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder / f"{card.digests.weights[:8]}-{names}"
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def runner(self) -> TorchRunner:
@@ -104,8 +104,8 @@ class Reader:
 
     def case(self, number: int, prompt: Prompt, segment_tokens: int) -> Case:
         """Document `number` read in segments of `segment_tokens`."""
-        path = self._folder / f"{number}-{segment_tokens}.pt"
-        starts = self._find_starts(np.array(prompt.ids)).tolist()
+        path = self.folder / f"{number}-{segment_tokens}.pt"
+        starts = self.find_starts(np.array(prompt.ids)).tolist()
         if path.exists():
             kept = torch.load(path, weights_only=True)
             return Case(kept["records"], [Question(**question) for question in kept["questions"]], starts)
@@ -115,11 +115,18 @@ class Reader:
         path.with_suffix(".new").rename(path)
         return Case(records, questions, starts)
 
+    def blocks(self, name: str, ids: list[int], segments: Segments) -> list[list[memoryview]]:
+        """Encoded blocks ``[block][layer]`` of a document, computed once and kept under a name."""
+        path = self.folder / f"{name}.pt"
+        if not path.exists():
+            torch.save([[bytes(record) for record in block] for block in self._prefilled(ids, segments)], path)
+        return [[memoryview(bytearray(record)) for record in block] for block in torch.load(path, weights_only=True)]
+
     def _read(self, prompt: Prompt, segments: Segments) -> tuple[dict[int, bytes], list[Question]]:
         blocks = self._prefilled(prompt.ids, segments)
         layers = sorted({layer for layer, _ in self.heads})
         records = {layer: b"".join(block[layer] for block in blocks) for layer in layers}
-        resident = self._resident(blocks, segments)
+        resident = self.resident(blocks, segments)
         slot = self.runner.new_tail()
         questions = [
             self._asked(Rows(slot, resident, []), fact, text, place)
@@ -142,7 +149,7 @@ class Reader:
         runner.free_document(document)
         return blocks
 
-    def _resident(self, blocks: list[list[memoryview]], segments: Segments) -> Any:
+    def resident(self, blocks: list[list[memoryview]], segments: Segments) -> Any:
         """The first SINKS tokens and the last WINDOW ones."""
         rows = np.r_[:SINKS, N_TOKENS - WINDOW : N_TOKENS]
         document = self.runner.new_document(len(rows))

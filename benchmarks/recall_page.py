@@ -31,6 +31,8 @@ _PAGE = """# Recall of what is fetched
 Written by `benchmarks/recall.py`; do not edit. A windowed document answers from what is resident and from what is
 fetched for the question. This page says how often the sentence with the answer, all of it, is among what is fetched.
 
+Questions whose answer needs two places of a document: [Two places](two-places.md).
+
 Model: {model}. Its index heads (layer/KV head): {heads}; they were found in
 other text, with other facts and other wordings.
 

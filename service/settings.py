@@ -49,6 +49,12 @@ class Settings(BaseSettings):
         0, ge=0, description="Tokens of document, turns and answer together; 0 takes the model's own."
     )
     max_batch: int = Field(4, ge=1, le=256, description="Answers computed in one forward.")
+    fetch_rounds: int = Field(
+        1,
+        ge=1,
+        le=2,
+        description="2 looks once more in windowed documents, for what the best passage names, when that recurs.",
+    )
     resident_bytes: int = Field(
         2 * GIB, ge=0, description="Memory for documents' KV kept between questions, of the torch engine."
     )

@@ -22,6 +22,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_context=settings.max_context,
         max_batch=settings.max_batch,
         threads=settings.threads,
+        fetch_rounds=settings.fetch_rounds,
         gpu_reserve_nbytes=settings.gpu_reserve_bytes,
         attention_backend=settings.attention_backend,
         product=settings.product,

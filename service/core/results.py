@@ -65,6 +65,7 @@ def usage_of(outcome: Outcome, n_document_tokens: int) -> dict[str, Any]:
         "prefilled_tokens": (started.prefilled_tokens if started else 0) + rebuilt,
         "completion_tokens": outcome.done.completion_tokens if outcome.done else 0,
         "first_pass_tokens": started.first_pass_tokens if started else 0,
+        "second_pass_tokens": started.second_pass_tokens if started else 0,
     }
 
 
@@ -122,7 +123,7 @@ def result_of(turn: TurnRow) -> dict[str, Any]:
         "citations": turn.citations,
         "provenance": turn.provenance,
         "notice": turn.notice,
-        "usage": {"first_pass_tokens": 0, **turn.usage},
+        "usage": {"first_pass_tokens": 0, "second_pass_tokens": 0, **turn.usage},
         "cache": turn.cache,
         "timings": {"fetch_ms": 0.0, **turn.timings},
     }

@@ -30,8 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
     `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
     sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
-    of windowed documents. `tiers`: where snapshots are kept beyond the disk. `fake_script`: token ids of every answer
-    of a fake engine.
+    of windowed documents, from which a question fetches in `fetch_rounds`, 1 or 2. `tiers`: where snapshots are kept
+    beyond the disk. `fake_script`: token ids of every answer of a fake engine.
 
     Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
@@ -48,6 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     free_floor_nbytes: int = 512 << 20
     resident_budget_nbytes: int = 2 << 30
     index_budget_nbytes: int = 512 << 20
+    fetch_rounds: int = 1
     max_context: int = 0
     max_batch: int = 4
     idle_tails: int = 4
@@ -102,6 +103,7 @@ def open_host(config: EngineConfig) -> "EngineHost":
         index_heads=parts.index_heads,
         index_budget_nbytes=config.index_budget_nbytes,
         replay_ids=parts.replay_ids,
+        fetch_rounds=config.fetch_rounds,
     )
 
 

@@ -175,7 +175,7 @@ class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
     `prefilled_tokens`: tokens computed once for this answer. `miss_reason`: of an earlier turn's KV, or None.
     `spans`: cold tokens of a windowed document that were fetched for this question, in order; `fetch_ms`: what finding
     and copying them took; `first_pass_tokens`: tokens of the question, and of the turn before, that were computed once
-    more to find them.
+    more to find them; `second_pass_tokens`: those of the passage by which a second place was looked for.
     """
 
     source: str
@@ -188,6 +188,7 @@ class AnswerStarted(msgspec.Struct, frozen=True, tag="answer_started"):
     spans: list[SpanRef] = []
     fetch_ms: float = 0.0
     first_pass_tokens: int = 0
+    second_pass_tokens: int = 0
 
 
 class AnswerText(msgspec.Struct, frozen=True, tag="answer_text"):

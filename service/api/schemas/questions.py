@@ -45,13 +45,15 @@ class ProvenanceBody(msgspec.Struct, frozen=True):
 
 class UsageBody(msgspec.Struct, frozen=True):
     """`prefilled_tokens` counts each token of document, earlier turns and question that was computed,
-    once. `first_pass_tokens` are the question's tokens that were computed before, to find what to fetch."""
+    once. `first_pass_tokens` are the question's tokens that were computed before, to find what to fetch;
+    `second_pass_tokens` those of a passage by which a second place was looked for."""
 
     document_tokens: int
     reused_tokens: int
     prefilled_tokens: int
     completion_tokens: int
     first_pass_tokens: int = 0
+    second_pass_tokens: int = 0
 
 
 class CacheBody(msgspec.Struct, frozen=True):

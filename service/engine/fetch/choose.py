@@ -90,6 +90,16 @@ def choose_among(
     ]
 
 
+def best_passage(
+    documents: Sequence[Choices], span_tokens: int = SPAN_TOKENS, neighbours: int = NEIGHBOURS
+) -> tuple[int, int, int]:
+    """The document, and the tokens ``[first, last)`` in it, of the best span with the sentences it lies in."""
+    _, number, place = next(_best_first(documents))
+    one = documents[number]
+    around = _Around(one.segments, one.n_tokens, np.asarray(one.starts, np.int64), span_tokens, neighbours)
+    return number, *around.with_sentences(place)
+
+
 def _best_first(documents: Sequence[Choices]) -> Iterator[tuple[float, int, int]]:
     """Score, document and place of every span."""
     scores = torch.cat([one.scores for one in documents])

@@ -141,6 +141,7 @@ class Answer:
                 spans=list(fetched.spans),
                 fetch_ms=fetched.ms,
                 first_pass_tokens=fetched.first_pass_tokens,
+                second_pass_tokens=fetched.second_pass_tokens,
             )
         )
 

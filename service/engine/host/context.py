@@ -45,6 +45,7 @@ class HostContext:
     end_ids: frozenset[int]
     replay_ids: tuple[int, ...] = ()
     host_tier: HostTier | None = None
+    fetch_rounds: int = 1
 
     def forget(self, ref: DocumentRef) -> None:
         """Take a document out of use, in every memory; whoever uses it may finish."""

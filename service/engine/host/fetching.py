@@ -1,7 +1,7 @@
 """Bringing back, for one question, the cold tokens that it needs of a windowed document, or of several documents."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -9,8 +9,9 @@ from itertools import groupby
 import torch
 
 from cache_store.segments import Segments
-from service.engine.fetch.choose import Choices, choose_among
+from service.engine.fetch.choose import Choices, best_passage, choose_among
 from service.engine.fetch.index import KeyIndex, scores_among
+from service.engine.fetch.recurring import join, recurring
 from service.engine.host.cold import ColdDocument, gather
 from service.engine.host.context import HostContext
 from service.engine.host.residency import ResidentDocument
@@ -23,6 +24,8 @@ PRIOR_TOKENS = 64
 and six facts, such questions found the sentence 10 of 18 times without and 18 of 18 times with it, and those that name
 another thing 12 of 12 times either way."""
 
+Figures = Callable[[torch.Tensor], list[torch.Tensor]]
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
@@ -31,6 +34,7 @@ class Fetched:
     spans: tuple[SpanRef, ...] = ()
     first_pass_tokens: int = 0
     ms: float = 0.0
+    second_pass_tokens: int = 0
 
 
 NOTHING = Fetched()
@@ -70,17 +74,47 @@ class Fetcher:
             return NOTHING
         started = time.monotonic()
         prior = before.token_ids[: self._n_prior(tail, prompt_ids)] if before else []
-        scores = self._scores(indexes, document, tail, prior, prompt_ids)
-        spans = choose_among(
-            [
-                Choices(figures, one.segments, one.n_tokens, one.resident, one.cold.starts)
-                for figures, one in zip(scores, self._documents, strict=True)
-            ],
-            fetch_tokens=self._fetch_tokens,
-            carried=before.spans if before else (),
-        )
+        choices = self._choices(self._scores(indexes, document, tail, prior, prompt_ids))
+        n_second = 0
+        if self._context.fetch_rounds > 1:
+            choices, n_second = self._second_round(indexes, document, tail, prompt_ids, choices)
+        carried = before.spans if before else ()
+        spans = choose_among(choices, fetch_tokens=self._fetch_tokens, carried=carried)
         self.bring(tail, spans)
-        return Fetched(tuple(spans), len(prior) + len(prompt_ids), (time.monotonic() - started) * 1e3)
+        ms = (time.monotonic() - started) * 1e3
+        return Fetched(tuple(spans), len(prior) + len(prompt_ids), ms, n_second)
+
+    def _choices(self, scores: Sequence[torch.Tensor]) -> list[Choices]:
+        return [
+            Choices(figures, one.segments, one.n_tokens, one.resident, one.cold.starts)
+            for figures, one in zip(scores, self._documents, strict=True)
+        ]
+
+    def _second_round(
+        self,
+        indexes: Sequence[KeyIndex],
+        document: ResidentDocument,
+        tail: Tail,
+        prompt_ids: Sequence[int],
+        choices: Sequence[Choices],
+    ) -> tuple[list[Choices], int]:
+        """Look for what the best passage names, when that stands elsewhere too: the passage is computed like a
+        question. How many tokens that took, 0 for none."""
+        number, first, last = best_passage(choices)
+        last = min(last, first + self._n_passage(tail))
+        token_ids = [one.cold.reader.token_ids for one in self._documents if one.cold.reader is not None]
+        named = [place - first for place in recurring(token_ids, number, first, last, prompt_ids)]
+        if not named:
+            return list(choices), 0
+        resident = [[*one.resident, (first, last)] if i == number else one.resident for i, one in enumerate(choices)]
+        rows = Rows(tail.slot, document.handle, token_ids[number][first:last].tolist())
+        found = self._ask(indexes, rows, lambda queries: scores_among(indexes, queries[:, :, named], resident))
+        return self._choices(join([one.scores for one in choices], found)), last - first
+
+    def _n_passage(self, tail: Tail) -> int:
+        """Tokens of a passage at most: no more than fetched rows have room in the tail, and within the context."""
+        end = self._next_position + tail.n_tokens
+        return max(min(self._fetch_tokens, self._context.runner.limits.max_context - end), 0)
 
     def _scores(
         self,
@@ -91,12 +125,7 @@ class Fetcher:
         prompt_ids: Sequence[int],
     ) -> list[torch.Tensor]:
         """For each document a figure for each span, from the question and, at half weight, from the beginning of the
-        turn before.
-
-        A device is for the engine's thread alone; on a processor scoring must not keep others waiting.
-        """
-        run, find = self._context.scheduler.run, self._context.runner.question_queries
-        rows, heads = Rows(tail.slot, document.handle, [*prior, *prompt_ids]), indexes[0].heads
+        turn before."""
         resident = [one.resident for one in self._documents]
 
         def figures(queries: torch.Tensor) -> list[torch.Tensor]:
@@ -106,6 +135,13 @@ class Fetcher:
             earlier = scores_among(indexes, queries[:, :, : len(prior)], resident)
             return [torch.maximum(one, other / 2) for one, other in zip(scores, earlier, strict=True)]
 
+        return self._ask(indexes, Rows(tail.slot, document.handle, [*prior, *prompt_ids]), figures)
+
+    def _ask(self, indexes: Sequence[KeyIndex], rows: Rows, figures: Figures) -> list[torch.Tensor]:
+        """Figures of the queries of rows. A device is for the engine's thread alone; on a processor scoring must not
+        keep others waiting."""
+        run, find = self._context.scheduler.run, self._context.runner.question_queries
+        heads = indexes[0].heads
         if all(index.device.type == "cpu" for index in indexes):
             return figures(run(find, rows, heads))
         return run(lambda: figures(find(rows, heads)))

@@ -59,7 +59,8 @@ class EngineHost:
     `build` and `answer` return at once; their events come from other threads. At most `max_batch` answers run
     at once, others wait in order. `end_ids` end an answer. `index_heads`: the model's, pairs of layer and KV head, by
     which cold tokens of windowed documents are found; their keys may take `index_budget_nbytes` of the memory where
-    the runner computes. `replay_ids` ask the model to repeat what it sees.
+    the runner computes. `replay_ids` ask the model to repeat what it sees. `fetch_rounds` 2 looks once more, for what
+    the best passage names.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class EngineHost:
         index_heads: Sequence[tuple[int, int]] = (),
         index_budget_nbytes: int = INDEX_BUDGET_NBYTES,
         replay_ids: Sequence[int] = (),
+        fetch_rounds: int = 1,
     ) -> None:
         scheduler = Scheduler(runner)
         tier = HostTier(scheduler, runner, runner.host_copies) if runner.host_copies is not None else None
@@ -87,7 +89,18 @@ class EngineHost:
             opener, index_heads, index_budget_nbytes, starts_finder(decoder), _index_placer(scheduler, runner)
         )
         self._context = HostContext(
-            runner, scheduler, store, residency, tails, gate, cold, decoder, end_ids, tuple(replay_ids), tier
+            runner,
+            scheduler,
+            store,
+            residency,
+            tails,
+            gate,
+            cold,
+            decoder,
+            end_ids,
+            tuple(replay_ids),
+            tier,
+            fetch_rounds,
         )
         self._builds = _Requests("build", BUILD_THREADS)
         self._answers = _Requests("answer", ANSWER_THREADS)

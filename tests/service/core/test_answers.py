@@ -26,6 +26,7 @@ async def test_answer_has_every_field_of_the_contract(world) -> None:
     assert answer["usage"] == {
         "document_tokens": 600, "reused_tokens": 600, "prefilled_tokens": len(prompt), "completion_tokens": 3,
         "first_pass_tokens": 0,
+        "second_pass_tokens": 0,
     }  # fmt: skip
     assert answer["cache"] == {
         "source": "disk", "restored_tokens": 600, "restore_ms": 1.0, "miss_reason": None,

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_store.segments import Segments
-from service.engine.fetch.choose import REACH, choose_spans
+from service.engine.fetch.choose import REACH, Choices, best_passage, choose_spans
 from service.engine.messages import SpanRef
 
 LONG = Segments(256, 16)
@@ -113,3 +113,10 @@ def test_spans_are_apart_in_order_in_budget_and_not_resident(n_tokens, segments,
     assert not any(first <= token < last for token in tokens for first, last in resident)
     ends = {last for _, last in segments.ranges(n_tokens)}
     assert not any(ref.first < end < ref.first + ref.n_tokens for ref in found for end in ends)
+
+
+def test_the_best_passage_is_the_best_span_of_all_documents_with_its_sentences():
+    both = [torch.tensor([0.1, 0.2, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.9, 0.1])]
+    one, two = (Choices(figures, Segments(), 64, (), (0, 20, 36, 40)) for figures in both)
+    assert best_passage([one, two]) == (1, 20, 64)
+    assert best_passage([one]) == (0, 0, 36)

@@ -44,7 +44,7 @@ class Lab:
         self, *, budget=BIG, disk=None, end_ids=(), max_batch=None, prepare=lambda _: None, index=BIG, **more
     ) -> EngineHost:
         more.setdefault("n_slots", 4)
-        heads, tiers = more.pop("heads", [(1, 0)]), more.pop("tiers", None)
+        heads, tiers, rounds = more.pop("heads", [(1, 0)]), more.pop("tiers", None), more.pop("rounds", 1)
         self.runner = FakeRunner(block_tokens=8, chunk_tokens=16, **more)
         prepare(self.runner)
         self.store = SnapshotStore(self.root, budget_nbytes=disk, free_floor_nbytes=0)
@@ -61,6 +61,7 @@ class Lab:
             index_heads=heads,
             index_budget_nbytes=index,
             replay_ids=(3, 1),
+            fetch_rounds=rounds,
         )
         self.hosts.append(self.host)
         return self.host
