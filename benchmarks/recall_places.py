@@ -254,7 +254,9 @@ that stands at 1 to 7 other places. Only the rows of these pairs count; the best
 of the best that the question finds, and all share the same {budget} tokens. The product's weight is 0.5.
 
 `PREREAD_FETCH_ROUNDS` is 1 unless it is set: a second round takes a pass over 20 to 110 tokens more, as deep as the
-question's, and what it finds takes room from what the question finds.
+question's: by the count of tokens finding takes about twice as long as in one round, or longer; it was not timed.
+Whether something stands elsewhere does not tell the ordinary questions from the others: a second round was taken for
+them too.
 
 ## What was tried and left out
 
@@ -262,10 +264,13 @@ On the first 20 chained questions of two documents, where one round of 256 token
 front of the question, and the question's rows alone: 35 %; the passage's rows too, at half weight: 35 %, at the same
 weight: 55 %; the fetched rows in the tail and the question computed again: 35 %; all rows of the passage behind the
 question, as if they were the beginning of an answer: 45 %. A question's rows look for the question, whatever stands
-before them. The rows of an answer that is being written are like those of the passage: most of them repeat what
-the question asked for. So fetching again in mid-answer, which would take a pass over the index every few tokens and
-change what earlier tokens of the answer saw, is not built: what the answer needs next is named by the passage before
-the first token is written.
+before them, and so do most rows of a passage: what helps is to count the few that name something else.
+
+Fetching again in mid-answer was tried by a stand-in only: the sentences of the best passage behind the question, as if
+the answer began with them, and all of their rows looking. On 40 chained questions of four documents the
+second place was found at 82.5 %, against 90 % for the rows of pairs that stand elsewhere, which need no answer to
+have begun. It would take a look into the index every few tokens, and it would change what the answer sees while it is
+written. So it is not built. No answer was decoded for this.
 """.replace("{budget}", "256")
 
 
