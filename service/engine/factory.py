@@ -3,6 +3,7 @@
 Importing this module is cheap; torch and the model are loaded by `open_host`.
 """
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,9 +15,12 @@ from cache_store.layout import KVType
 from cache_store.tiers.opening import TierConfig
 
 if TYPE_CHECKING:
+    from cache_store.store import SnapshotStore
     from service.engine.host.host import EngineHost
     from service.engine.protocol import Runner
     from service.engine.scheduler.detokenizer import Decoder
+
+log = logging.getLogger(__name__)
 
 FAKE_ANSWER = "This is the fake engine: it has no model."
 FAKE_REPLAY = b"Repeat: "
@@ -92,6 +96,7 @@ def open_host(config: EngineConfig) -> "EngineHost":
         budget_nbytes=config.disk_budget_nbytes,
         free_floor_nbytes=config.free_floor_nbytes,
     )
+    _put_in_order(store)
     return EngineHost(
         runner,
         store,
@@ -105,6 +110,20 @@ def open_host(config: EngineConfig) -> "EngineHost":
         replay_ids=parts.replay_ids,
         fetch_rounds=config.fetch_rounds,
     )
+
+
+def _put_in_order(store: "SnapshotStore") -> None:
+    """Remove what a killed engine left. Documents can be asked about also where that fails."""
+    from cache_store.errors import StorageFailed
+
+    try:
+        report = store.sweep()
+    except StorageFailed as error:
+        log.warning("the snapshot store was not put in order: %s", error)
+        return
+    if report.removed_names:
+        n, nbytes = len(report.removed_names), report.removed.nbytes
+        log.info("removed %d leftovers of the snapshot store, %d bytes", n, nbytes)
 
 
 @dataclass(frozen=True, slots=True)
