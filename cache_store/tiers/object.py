@@ -167,6 +167,8 @@ def _open(url: str, client: dict[str, Any], retry: dict[str, Any]) -> Any:
     make: Any = from_url
     scheme = url.partition("://")[0]
     if scheme == "file":
+        if not url.partition("://")[2].strip("/"):
+            raise ValueError(f"{url!r} names no directory, such as file:///srv/preread")
         return make(url, mkdir=True)
     if scheme == "memory":
         return make(url)

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -31,6 +32,11 @@ PREFIX = "preread:kv:"
 UNFINISHED = "preread:kv+:"
 SIZES, USES = "preread:kv-sizes", "preread:kv-uses"
 UNFINISHED_S = 120
+_OPTIONS = frozenset(
+    {"client_name", "db", "health_check_interval", "max_connections", "password", "protocol"}
+    | {"socket_connect_timeout", "socket_keepalive", "socket_timeout", "timeout", "username"}
+)
+"""Of a URL. Others would change what redis-py answers with, or are none of its own."""
 MEMORY_SHARE = 0.9
 """Of a Redis with `maxmemory`: what lies above is left to others, whose writes would fail when it is full."""
 
@@ -97,7 +103,10 @@ class RedisTier:
                 retry=Retry(NoBackoff(), 0),
                 health_check_interval=30,
             )
-        except ValueError as error:
+            _check_url(url)
+            pool = self._client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # options are looked at here, not by `from_url`
+        except (RedisError, TypeError, ValueError) as error:
             raise TierSettings(f"PREREAD_REDIS_URL: {error}") from None
         self._reserve = self._client.register_script(_RESERVE)
         self._writing = threading.Lock()
@@ -149,7 +158,8 @@ class RedisTier:
         return self.remove(name.key) if held == name.fingerprint_digest.encode() else Removed()
 
     def remove(self, key: SnapshotKey) -> Removed:
-        with _failures(), self._client.pipeline(transaction=True) as pipe:
+        """Not as a transaction: a Redis that is full refuses to begin one, even one that frees memory."""
+        with _failures(), self._client.pipeline(transaction=False) as pipe:
             pipe.hget(SIZES, flat_key(key))
             pipe.unlink(_key(key))
             pipe.hdel(SIZES, flat_key(key))
@@ -200,6 +210,23 @@ class RedisTier:
             pipe.execute()
 
 
+def _check_url(url: str) -> None:
+    """What redis-py accepts, or passes over, and would only fail at later. Raises ValueError."""
+    parts = urlsplit(url)
+    for option in parse_qs(parts.query):
+        if option not in _OPTIONS and not option.startswith("ssl_"):
+            raise ValueError(f"there is no option {option!r}; {', '.join(sorted(_OPTIONS))} and ssl_* are known")
+    if parts.scheme == "unix":
+        return
+    try:
+        unquote(parts.hostname or "localhost").encode("idna")
+    except UnicodeError:
+        raise ValueError(f"{parts.hostname!r} is no host name") from None
+    database = unquote(parts.path).strip("/")
+    if database and not database.isdecimal():
+        raise ValueError(f"{database!r} is no number of a database")
+
+
 def _key(key: SnapshotKey) -> str:
     return PREFIX + flat_key(key)
 
@@ -215,5 +242,5 @@ def _failures() -> Generator[None]:
         if str(error).startswith("OOM"):
             raise TierRefused(f"Redis is full: {error}") from None
         raise TierDown(f"Redis: {error}") from None
-    except (RedisError, OSError) as error:
+    except (RedisError, OSError, UnicodeError) as error:
         raise TierDown(f"Redis: {error}") from None

@@ -28,7 +28,7 @@ from cache_store.slots import Counts
 from cache_store.store import SnapshotStore
 from cache_store.tiers.bring import Bringer
 from cache_store.tiers.copy import CopyPlan
-from cache_store.tiers.errors import TierDown
+from cache_store.tiers.errors import TierDown, TierRefused
 from cache_store.tiers.notes import Notes
 from cache_store.tiers.send import local_manifest
 from cache_store.tiers.tier import BlobTier, TierEntry
@@ -246,7 +246,7 @@ class TieredStore(SnapshotStore):
                     return tier.name
             except SnapshotMiss as found:
                 miss.detail += f"; {tier.name}: {found.detail}"
-            except (TierDown, BuildLocked, BudgetExceeded, StorageFailed) as error:
+            except (TierDown, TierRefused, BuildLocked, BudgetExceeded, StorageFailed) as error:
                 miss.detail += f"; {tier.name}: {error}"
         return None
 
@@ -306,7 +306,7 @@ class TieredStore(SnapshotStore):
             if data is None or tier.manifest(name) == data:
                 tier.discard(name)
                 self._notes.not_placed(name, tier.name)
-        except (TierDown, StorageFailed) as error:
+        except (TierDown, TierRefused, StorageFailed) as error:
             log.warning("a damaged copy stays in the %s tier: %s", tier.name, error)
 
     def _damaged_on_disk(self, name: EntryName, miss: SnapshotMiss) -> None:
@@ -317,7 +317,7 @@ class TieredStore(SnapshotStore):
         """What a tier had; noted when it is down."""
         try:
             removed = tier.remove(key)
-        except TierDown as error:
+        except (TierDown, TierRefused) as error:
             self._notes.ask_removal(key, tier.name)
             log.warning("%s is removed from the %s tier when that is back: %s", key.text, tier.name, error)
             return Removed()

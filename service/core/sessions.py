@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from service.core import statuses
 from service.core.access import usable_session
 from service.core.answers import AnswerService
 from service.core.clock import Clock
@@ -122,11 +123,14 @@ class SessionService:
     async def _ready(self, uow: UnitOfWork, owner_id: str, document_id: str) -> DocumentRow:
         document = await uow.documents.get(document_id, owner_id)
         if document is None or expired(document, self._clock.now()):
-            raise NotFound("There is no such document.", param="document_ids")
-        if document.status != "ready":
+            raise NotFound(f"There is no such document: {document_id[:80]}.", param="document_ids")
+        if document.status != statuses.READY:
+            over = document.status in statuses.TERMINAL
+            do = "it cannot be asked about, and its `error` says why" if over else "wait until it has been read"
             raise Conflict(
-                f"The document is {document.status}, not ready: wait until it has been read.",
+                f"The document {document.id} is {document.status}, not ready: {do}.",
                 code="document_not_ready",
+                param="document_ids",
             )
         return document
 

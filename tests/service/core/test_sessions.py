@@ -21,6 +21,17 @@ async def test_sessions_need_ready_documents(world) -> None:
         await world.sessions.create(world.owner, ["doc_2"])
 
 
+async def test_a_refusal_names_the_document_and_says_what_to_do(world) -> None:
+    with pytest.raises(NotFound, match="doc_no"):
+        await world.sessions.create(world.owner, ["doc_1", "doc_no"])
+    with pytest.raises(Conflict, match="doc_2 is parsing, not ready: wait"):
+        await world.sessions.create(world.owner, ["doc_1", "doc_2"])
+    async with world.database.writing() as uow:
+        await uow.documents.change("doc_2", status="failed")
+    with pytest.raises(Conflict, match="doc_2 is failed, not ready: it cannot be asked about"):
+        await world.sessions.create(world.owner, ["doc_1", "doc_2"])
+
+
 async def test_sessions_are_listed_newest_first_in_pages(world) -> None:
     ids = [await world.session() for _ in range(5)]
     seen: list[str] = []
