@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cache_store.errors import CacheStoreError
 from service.engine.factory import EngineConfig, open_host
 from service.engine.messages import PROTOCOL_VERSION
+from service.engine.models.errors import ModelError
 from service.engine.remote import wire
 from service.engine.scheduler.cancel import Reason
 from service.engine.scheduler.errors import SchedulerClosed
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("service.engine.server")
 
+_FORESEEN = (ModelError, CacheStoreError, ValueError, OSError)
+"""A sentence says all about these: no traceback."""
 EXIT_ORPHANED = 1
 LAST_WORDS_S = 0.5
 
@@ -162,7 +166,7 @@ def main() -> int:
         config = msgspec.json.decode(arguments.config.read_bytes(), type=EngineConfig)
         host = open_host(config)
     except Exception as error:
-        log.error("the engine cannot start: %s", error, exc_info=not isinstance(error, ValueError | OSError))
+        log.error("the engine cannot start: %s", error, exc_info=not isinstance(error, _FORESEEN))
         return wire.EXIT_CONFIG
     asyncio.run(serve(host, arguments.socket, config.drain_s))
     return 0

@@ -223,6 +223,13 @@ async def test_a_configuration_that_cannot_work_is_given_up_with_the_reason(tmp_
         await supervisor.start()
 
 
+async def test_a_model_that_cannot_be_used_is_told_in_a_sentence(tmp_path):
+    supervisor = EngineSupervisor(EngineConfig(engine="fake", model_dir=str(tmp_path), store_dir=str(tmp_path / "s")))
+    with pytest.raises(EngineLost, match="cannot start") as lost:
+        await supervisor.start()
+    assert "Traceback" not in str(lost.value)
+
+
 async def test_an_engine_that_served_is_never_given_up(start):
     engine = await start()
     engine._max_quick_failures = 1
