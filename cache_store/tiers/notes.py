@@ -7,6 +7,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from cache_store.disk import names_in, storage_errors
 from cache_store.errors import StorageFailed
 from cache_store.keys import EntryName, SnapshotKey, flat_key, parse_flat_key
 
+UNFINISHED_S = 60.0
+"""A note is written in milliseconds."""
 _TRIES = 100
 
 
@@ -100,6 +103,17 @@ class Notes:
                 found.append((key, tier))
         return found
 
+    def sweep(self) -> list[str]:
+        """Remove the notes that a killed process had not finished; their names. Other processes may write meanwhile."""
+        directories = [self._removals]
+        for kind in (self._uploads, self._placed):
+            directories += [kind / flat for flat in names_in(kind)]
+        paths = [directory / name for directory in directories for name in names_in(directory) if "." in name]
+        left = [path for path in paths if _is_left(path)]
+        for path in left:
+            _remove(path)
+        return [path.name for path in left]
+
 
 def _place(directory: Path, name: EntryName) -> Path:
     return directory / flat_key(name.key) / name.fingerprint_digest
@@ -119,11 +133,28 @@ def _write(path: Path, lines: Iterable[str]) -> None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):
                 fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                with os.fdopen(fd, "wb") as file:
-                    file.write(data)
-                os.rename(unfinished, path)
+                try:
+                    with os.fdopen(fd, "wb") as file:
+                        file.write(data)
+                    os.rename(unfinished, path)
+                except FileNotFoundError:
+                    raise
+                except BaseException:
+                    _remove(unfinished)
+                    raise
                 return
         raise StorageFailed(f"making a note of a tier: {path.parent} does not stay")
+
+
+def _is_left(path: Path) -> bool:
+    """Whether nobody writes an unfinished note any more: its process is gone, or another has its number since."""
+    try:
+        os.kill(int(path.name.rpartition(".")[2].partition("-")[0]), 0)
+        return time.time() - path.lstat().st_mtime > UNFINISHED_S
+    except PermissionError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        return True
 
 
 def _read(path: Path) -> list[str]:

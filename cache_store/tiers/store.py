@@ -26,6 +26,7 @@ from cache_store.reader import SnapshotReader
 from cache_store.segments import WHOLE, Segments
 from cache_store.slots import Counts
 from cache_store.store import SnapshotStore
+from cache_store.sweep import QUARANTINE_S, SweepReport
 from cache_store.tiers.bring import Bringer
 from cache_store.tiers.copy import CopyPlan
 from cache_store.tiers.errors import TierDown, TierRefused
@@ -177,6 +178,13 @@ class TieredStore(SnapshotStore):
             if tier_name in tiers and self._deleting[key] <= 0:
                 self._remove_from(tiers[tier_name], key)
         return len(self._notes.removals())
+
+    def sweep(self, quarantine_s: float = QUARANTINE_S) -> SweepReport:
+        """As `SnapshotStore.sweep`; unfinished notes go too."""
+        report = super().sweep(quarantine_s)
+        with storage_errors("sweeping the notes of the tiers"):
+            report.removed_names += self._notes.sweep()
+        return report
 
     def places(self, key: SnapshotKey) -> dict[str, str]:
         """Where a key's snapshots are: the tier, and `ready` or `pending`. By notes alone: no tier is asked."""

@@ -7,21 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis.exceptions import OutOfMemoryError
 
-from cache_store.area import Removed
 from cache_store.errors import BudgetExceeded, MissReason, SnapshotMiss
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.speeds import PREFILL, Speed
 from cache_store.tiers.breaker import GuardedTier
-from cache_store.tiers.errors import TierDown, TierRefused
+from cache_store.tiers.errors import TierDown
 from cache_store.tiers.memory import MemoryTier
-from cache_store.tiers.redis import RedisTier
 from cache_store.tiers.store import TieredStore
 from tests.cache_store.damage import expect_tidy, flip, shard_paths
 from tests.cache_store.recipes import KEY, RESIDENT, Recipe
 from tests.cache_store.tiers.conftest import MakeStore
-from tests.cache_store.tiers.servers import RedisServer
 
 NAME = EntryName(KEY, Recipe().fingerprint.digest)
 
@@ -332,48 +328,3 @@ def test_a_dead_tier_costs_one_call_an_interval() -> None:
     now[0] = 15.2
     assert guarded.manifest(NAME) is None
     assert not guarded.breaker.is_open
-
-
-def test_a_full_redis_lets_go_of_what_is_deleted(
-    redis_server: RedisServer, make_store: MakeStore, recipe: Recipe
-) -> None:
-    tier = RedisTier(redis_server.url)
-    store = make_store([tier])
-    recipe.build(store)
-    assert store.uploader.send_noted() == 0
-    client = redis_server.client()
-    try:
-        client.config_set("maxmemory", 1)
-        with pytest.raises(OutOfMemoryError):
-            client.set("others", "x")
-        removed = store.delete_by_tier(recipe.key)
-        assert removed["redis"].objects == 1
-        assert removed["redis"].nbytes > 0
-        assert client.keys("*") == []
-        assert store.n_to_remove == 0
-    finally:
-        client.config_set("maxmemory", 0)
-        client.close()
-        tier.close()
-
-
-def test_a_tier_that_refuses_a_removal_is_asked_again(make_store: MakeStore, recipe: Recipe) -> None:
-    class Stubborn(MemoryTier):
-        refuses = True
-
-        def remove(self, key: SnapshotKey) -> Removed:
-            if self.refuses:
-                raise TierRefused("no room for a removal")
-            return super().remove(key)
-
-    tier = Stubborn()
-    store = make_store([tier])
-    recipe.build(store)
-    assert store.uploader.send_noted() == 0
-    assert store.delete_by_tier(recipe.key)["disk"].objects > 0
-    assert store.finish_removals() == store.n_to_remove > 0
-    with pytest.raises(SnapshotMiss):
-        recipe.read(store)
-    tier.refuses = False
-    assert store.finish_removals() == 0
-    assert list(tier.entries()) == []
