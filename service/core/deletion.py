@@ -5,7 +5,7 @@ unknown everywhere. The note goes last, so that a crash in between is finished a
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
 import structlog
@@ -19,7 +19,7 @@ from service.db.engine import Database
 from service.db.models import DeletionRow, DocumentRow
 from service.db.repositories import UnitOfWork
 from service.engine.messages import DocumentRef
-from service.errors import NotFound
+from service.errors import NotFound, StorageFull
 
 OnRemoved = Callable[[str, list[str]], Awaitable[None]]
 """Called with a document id and the ids of its sessions, once their rows are gone: stop what uses them."""
@@ -50,6 +50,7 @@ class Deletion:
         self._board = board
         self._clock = clock
         self.listeners: list[OnRemoved] = []
+        self._refused: list[DeletionRow] = []
 
     async def delete(self, owner_id: str, document_id: str) -> list[Removed]:
         """The receipt, per tier. Raises NotFound when there is neither the document nor a note of it."""
@@ -66,15 +67,25 @@ class Deletion:
         return await asyncio.shield(asyncio.ensure_future(self._clean(note)))
 
     async def finish_all(self) -> None:
-        """At start: deletions that a crash cut short."""
+        """At start: deletions that a crash, or a full disk, cut short. A disk that is full still is no reason not to
+        start: what it refuses is tried again by `finish_far`."""
         async with self._db.reading() as uow:
             notes = await uow.deletions.all()
-        for note in notes:
-            await self._clean(note)
+        await self._finish(notes)
 
     async def finish_far(self) -> None:
-        """Remove from the tiers what was deleted while one of them was down."""
+        """Remove from the tiers what was deleted while one of them was down, and what the disk refused at start."""
+        notes, self._refused = self._refused, []
+        await self._finish(notes)
         await self._artifacts.finish_removals()
+
+    async def _finish(self, notes: Sequence[DeletionRow]) -> None:
+        for note in notes:
+            try:
+                await self._clean(note)
+            except StorageFull as error:
+                _log.warning("a deletion is not finished", document_id=note.document_id, exc_info=error)
+                self._refused.append(note)
 
     async def delete_expired(self) -> int:
         """Remove what is past its time; how many there were."""

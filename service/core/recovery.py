@@ -8,6 +8,7 @@ from service.core.deletion import Deletion
 from service.core.files import Files
 from service.db.engine import Database
 from service.engine.messages import DocumentRef
+from service.errors import StorageFull
 
 _ENDED_BADLY = frozenset({statuses.FAILED, statuses.CANCELLED})
 _log = structlog.get_logger("preread.recovery")
@@ -22,7 +23,10 @@ async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files:
     # When a document fails its file goes last: one that is still there says that the clean-up was cut.
     for row in ended:
         if files.path(row.id).exists():
-            await artifacts.remove(DocumentRef(row.owner_id, row.id))
+            try:
+                await artifacts.remove(DocumentRef(row.owner_id, row.id))
+            except StorageFull as error:  # the next start tries again
+                _log.warning("leftovers of a document stay", document_id=row.id, exc_info=error)
     if n_swept := files.sweep(known):
         _log.info("uploads without a document removed", count=n_swept)
     async with db.writing() as uow:

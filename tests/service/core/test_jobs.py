@@ -210,6 +210,39 @@ async def test_a_deletion_cut_short_is_finished_at_the_next_start(open_client, m
 
 
 @pytest.mark.anyio
+async def test_a_full_disk_at_start_delays_a_deletion_and_not_the_start(
+    open_client, made, reader, store, settings, eventually
+):
+    class Full:
+        full = True
+
+        def delete(self, owner_id, kind, id):
+            if self.full:
+                raise StorageFull("no room")
+            return store.delete(owner_id, kind, id)
+
+        def turns(self):
+            return []
+
+        def places(self, owner_id, document_id):
+            return {}
+
+        def finish_removals(self):
+            return 0
+
+    full, soon = Full(), {"sweep_interval_s": 0.02}
+    async with open_client(read=reader, store=full) as client:
+        document_id = (await made(client, PAGES))["id"]
+        assert (await client.delete(f"/v1/documents/{document_id}")).status_code == 507
+    async with open_client(soon, read=reader, store=full) as client:
+        assert (await client.get(f"/v1/documents/{document_id}")).status_code == 404
+        assert store.deleted == []
+        full.full = False
+        await eventually(lambda: store.deleted == [("local", "document", document_id)])
+        await eventually(lambda: list(settings.files_dir.iterdir()) == [])
+
+
+@pytest.mark.anyio
 async def test_progress_is_known_after_a_restart(open_client, upload, until, reader, eventually):
     engine = FakeEngine(max_context=20_000, chunk_delay_s=0.1)
     async with open_client(read=reader, engine=engine) as client:
