@@ -28,10 +28,11 @@ class Orphan:
 
 @dataclass(slots=True)
 class Reconciled:
-    """What was removed, or would be; how many snapshots are still to be sent to, or removed from, a tier; tiers that
-    did not answer, and why."""
+    """What was removed, or would be; how many snapshots were sent to a tier, and how many are still to be sent to, or
+    removed from, one; tiers that did not answer, and why."""
 
     orphans: list[Orphan] = field(default_factory=list[Orphan])
+    n_sent: int = 0
     n_to_send: int = 0
     n_to_remove: int = 0
     down: dict[str, str] = field(default_factory=dict[str, str])
@@ -51,7 +52,9 @@ def reconcile(store: SnapshotStore, is_known: Callable[[SnapshotKey], bool], *, 
             except TierDown as error:
                 report.down[tier.name] = str(error)
         if not dry_run:
+            n_noted = store.n_to_send
             store.uploader.send_noted()
+            report.n_sent = max(0, n_noted - store.n_to_send)  # a server that runs may note more meanwhile
         report.n_to_send += store.n_to_send
         report.n_to_remove = store.n_to_remove
     return report

@@ -40,6 +40,10 @@ _TITLES = {
     "storage_full": "There is no room left on the disk",
     "internal_error": "The server failed",
 }
+_DETAILS = {
+    404: "There is nothing at this address; /schema has all calls.",
+    405: "This address does not take that method; the header `Allow` names those that it takes.",
+}
 _log = structlog.get_logger("preread.api")
 
 
@@ -114,7 +118,9 @@ def _from_litestar(error: HTTPException, instance: str) -> Problem:
         code = HTTPStatus(status).phrase.lower().replace(" ", "_")
         if status >= 500:
             return _problem(status, "internal_error", HTTPStatus(status).phrase, instance)
-        return _problem(status, code, error.detail or HTTPStatus(status).phrase, instance)
+        phrase = HTTPStatus(status).phrase
+        detail = error.detail if error.detail not in ("", phrase) else _DETAILS.get(status, phrase)
+        return _problem(status, code, detail, instance)
     fields = [_field(item) for item in error.extra or [] if isinstance(item, dict)]
     detail = "; ".join(f"{f['param']}: {f['message']}" if f["param"] else f["message"] for f in fields)
     param = fields[0]["param"] if fields else None

@@ -58,7 +58,9 @@ def gc(dry_run: bool, as_json: bool) -> None:
         click.echo(f"{orphan.what} in {orphan.tier}: {done} ({orphan.why}), {nbytes_text(orphan.nbytes)}")
     for tier, why in report.down.items():
         err.print(f"The {tier} tier was left out: {why}", style="yellow", markup=False)
-    to_do = f"{report.n_to_send} to be sent, {report.n_to_remove} to be removed from a tier"
+    still = "to be" if dry_run else "still to be"
+    sent = "" if dry_run else f"{report.n_sent} sent, "
+    to_do = f"{sent}{report.n_to_send} {still} sent, {report.n_to_remove} {still} removed from a tier"
     err.print(f"{len(report.orphans)} of no use, {to_do}", style="dim")
 
 

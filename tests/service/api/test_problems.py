@@ -77,9 +77,11 @@ def test_each_service_error_has_its_status(error, status, code):
 async def test_unknown_route_method_body_and_fault(client):
     missing = await client.get("/nowhere")
     assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")
+    assert "/schema" in missing.json()["detail"]
     wrong = await client.delete("/busy")
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert "GET" in wrong.headers["allow"]
+    assert "`Allow`" in wrong.json()["detail"]
     malformed = await client.post("/body", content=b"{", headers={"content-type": "application/json"})
     assert (malformed.status_code, malformed.json()["status"]) == (400, 400)
     unknown = await client.post("/body", json={"count": 1, "colour": 2})

@@ -80,7 +80,7 @@ def test_gc_removes_what_belongs_to_nobody(store: TieredStore, settings: Setting
 
 def test_gc_leaves_what_is_young(settings: Settings) -> None:
     Recipe().build(open_store(settings.store_dir, tier_config(settings), uploads=False))
-    assert "0 of no use, 0 to be sent" in snapshots("gc").stderr
+    assert "0 of no use, 1 sent, 0 still to be sent" in snapshots("gc").stderr
     assert [line.split(":")[0] for line in snapshots("list").stdout.splitlines()] == [
         "document doc-1",
         "document doc-1 in object",
@@ -90,7 +90,7 @@ def test_gc_leaves_what_is_young(settings: Settings) -> None:
 def test_gc_sends_what_was_built_before_there_was_a_tier(settings: Settings) -> None:
     Recipe().build(SnapshotStore(settings.store_dir))
     assert "0 of no use, 1 to be sent" in snapshots("gc", "--dry-run").stderr
-    assert "0 of no use, 0 to be sent" in snapshots("gc").stderr
+    assert "0 of no use, 1 sent, 0 still to be sent" in snapshots("gc").stderr
     assert " in object: published" in snapshots("list").stdout
 
 
