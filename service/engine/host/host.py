@@ -83,7 +83,6 @@ class EngineHost:
         residency = Residency(scheduler, runner, resident_budget_nbytes, tier.move_out if tier else None)
         tails = TailPool(scheduler, runner)
         places = min(max_batch or tails.n_slots, tails.n_slots)
-        gate = FifoGate(places)
         opener = partial(open_full, store, runner)
         cold = ColdDocuments(
             opener, index_heads, index_budget_nbytes, starts_finder(decoder), _index_placer(scheduler, runner)
@@ -94,7 +93,7 @@ class EngineHost:
             store,
             residency,
             tails,
-            gate,
+            FifoGate(places),
             cold,
             decoder,
             end_ids,

@@ -106,6 +106,81 @@ def _store(
         tl.store(out_at[:, None] + D // 2 + columns[None, :], acc_odd / total[:, None], mask)
 
 
+@triton.jit
+def _share(n_tiles):
+    """The tiles [first, last) that this program of its split sees."""
+    share = tl.cdiv(n_tiles, tl.num_programs(0))
+    first = tl.program_id(0) * share
+    return first, tl.minimum(first + share, n_tiles)
+
+
+# fmt: off
+@triton.jit
+def _slots_of(
+    slot_first_ptr, slot_table_ptr, table, group, head, layer, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
+):
+    # fmt: on
+    """Where a head's slots lie, see `slots.LayerSlots`: the blocks of all slots, the head's number, its first page."""
+    slot_first = tl.load(slot_first_ptr + group)
+    blocks = table + slot_first
+    of_head = slot_table_ptr + ((tl.load(blocks) * LAYERS + layer) * KV_HEADS + head) * 2
+    return blocks, tl.load(of_head, slot_first > 0, 0), tl.load(of_head + 1, slot_first > 0, 0)
+
+
+# fmt: off
+@triton.jit
+def _see_document(
+    q, q_odd, best, total, acc, acc_odd, pool, bias, table, first, last, n_tokens, head, scale, record_nbytes,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, K_BITS: tl.constexpr, V_BITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SLOTS: tl.constexpr, SUM: tl.constexpr,
+    PEEL: tl.constexpr, FAST: tl.constexpr,
+):
+    # fmt: on
+    """The state after the tiles [first, last) of the rows that all heads share."""
+    # The last tile of a document may be partial: peeled off, no other tile is masked, at the price of registers.
+    end = tl.minimum(last, n_tokens // BLOCK_N) if PEEL else last
+    if HAS_SLOTS:
+        end = tl.where(first < last, end, last)  # a program may have slots and nothing else
+    for i in tl.range(first, end, num_stages=STAGES):
+        block = tl.load(table + i * BLOCK_N // 256).to(tl.int64)
+        best, total, acc, acc_odd = _tile(
+            q, q_odd, best, total, acc, acc_odd, pool + block * record_nbytes, bias + block * KV_HEADS * 256,
+            head * 256 + i * BLOCK_N % 256, n_tokens - i * BLOCK_N, scale,
+            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, not PEEL, SUM, FAST,
+        )  # fmt: skip
+    if PEEL and end < last:
+        block = tl.load(table + end * BLOCK_N // 256).to(tl.int64)
+        best, total, acc, acc_odd = _tile(
+            q, q_odd, best, total, acc, acc_odd, pool + block * record_nbytes, bias + block * KV_HEADS * 256,
+            head * 256 + end * BLOCK_N % 256, n_tokens - end * BLOCK_N, scale,
+            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, True, SUM, FAST,
+        )  # fmt: skip
+    return best, total, acc, acc_odd
+
+
+# fmt: off
+@triton.jit
+def _see_slots(
+    q, q_odd, best, total, acc, acc_odd, pool, bias, blocks, first, last, n_slots, first_page, scale, record_nbytes,
+    pool_blocks, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    K_BITS: tl.constexpr, V_BITS: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, SUM: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    # fmt: on
+    """The state after the tiles [first, last) of a head's slots; `pool` is that of all layers."""
+    for i in tl.range(first, last, num_stages=STAGES):
+        page = first_page + i * BLOCK_N // 256
+        block = tl.load(blocks + page // (LAYERS * KV_HEADS))
+        place = page % (LAYERS * KV_HEADS)
+        record = (place // KV_HEADS).to(tl.int64) * pool_blocks + block
+        best, total, acc, acc_odd = _tile(
+            q, q_odd, best, total, acc, acc_odd, pool + record * record_nbytes, bias,
+            place % KV_HEADS * 256 + i * BLOCK_N % 256, n_slots - i * BLOCK_N, scale,
+            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, False, True, SUM, FAST,
+        )  # fmt: skip
+    return best, total, acc, acc_odd
+
+
 # What changes from step to step must not compile another variant: that would also break a graph's capture.
 _ANY_VALUE = ["n_rows", "row_tiles", "table_stride", "layer", "pool_blocks"]
 _ANY_ADDRESS = ["group_rows_ptr", "group_tokens_ptr", "tables_ptr", "slot_first_ptr"]
@@ -139,21 +214,14 @@ def document_kernel(
     lse_at = lse_ptr + split * n_rows * HEADS + vector
 
     n_tokens = tl.load(group_tokens_ptr + group)
-    n_tiles = tl.cdiv(n_tokens, BLOCK_N)
-    share = tl.cdiv(n_tiles, tl.num_programs(0))
-    first = split * share
-    last = tl.minimum(first + share, n_tiles)
+    first, last = _share(tl.cdiv(n_tokens, BLOCK_N))
     table = tables_ptr + group * table_stride
     idle = first >= last
     if HAS_SLOTS:
-        slot_first = tl.load(slot_first_ptr + group)
-        slot_blocks = table + slot_first
-        of_head = slot_table_ptr + ((tl.load(slot_blocks) * LAYERS + layer) * KV_HEADS + head) * 2
-        n_slots = tl.load(of_head, slot_first > 0, 0)
-        first_page = tl.load(of_head + 1, slot_first > 0, 0)
-        slot_share = tl.cdiv(tl.cdiv(n_slots, BLOCK_N), tl.num_programs(0))
-        slots_from = split * slot_share
-        slots_to = tl.minimum(slots_from + slot_share, tl.cdiv(n_slots, BLOCK_N))
+        slot_blocks, n_slots, first_page = _slots_of(
+            slot_first_ptr, slot_table_ptr, table, group, head, layer, LAYERS, KV_HEADS
+        )
+        slots_from, slots_to = _share(tl.cdiv(n_slots, BLOCK_N))
         idle = idle & (slots_from >= slots_to)
     if idle:
         tl.store(lse_at, tl.full((BLOCK_M,), float("-inf"), tl.float32), row_ok)
@@ -164,36 +232,15 @@ def document_kernel(
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,) if SUM == 0 else (BLOCK_M, BLOCK_N if SUM == 1 else 16), tl.float32)
     acc = tl.zeros((BLOCK_M, COLUMNS), tl.float32)
-    acc_odd = acc
-    # The last tile of a document may be partial: peeled off, no other tile is masked, at the price of registers.
-    end = tl.minimum(last, n_tokens // BLOCK_N) if PEEL else last
+    best, total, acc, acc_odd = _see_document(
+        q, q_odd, best, total, acc, acc, pool_ptr, bias_ptr, table, first, last, n_tokens, head, scale, record_nbytes,
+        KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, STAGES, HAS_BIAS, HAS_SLOTS, SUM, PEEL, FAST,
+    )  # fmt: skip
     if HAS_SLOTS:
-        end = tl.where(first < last, end, last)  # a program may have slots and nothing else
-    for i in tl.range(first, end, num_stages=STAGES):
-        block = tl.load(table + i * BLOCK_N // 256).to(tl.int64)
-        best, total, acc, acc_odd = _tile(
-            q, q_odd, best, total, acc, acc_odd, pool_ptr + block * record_nbytes, bias_ptr + block * KV_HEADS * 256,
-            head * 256 + i * BLOCK_N % 256, n_tokens - i * BLOCK_N, scale,
-            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, not PEEL, SUM, FAST,
+        best, total, acc, acc_odd = _see_slots(
+            q, q_odd, best, total, acc, acc_odd, slot_pool_ptr, bias_ptr, slot_blocks, slots_from, slots_to, n_slots,
+            first_page, scale, record_nbytes, pool_blocks,
+            LAYERS, KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, STAGES, SUM, FAST,
         )  # fmt: skip
-    if PEEL and end < last:
-        block = tl.load(table + end * BLOCK_N // 256).to(tl.int64)
-        best, total, acc, acc_odd = _tile(
-            q, q_odd, best, total, acc, acc_odd, pool_ptr + block * record_nbytes, bias_ptr + block * KV_HEADS * 256,
-            head * 256 + end * BLOCK_N % 256, n_tokens - end * BLOCK_N, scale,
-            KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, HAS_BIAS, True, SUM, FAST,
-        )  # fmt: skip
-    if HAS_SLOTS:
-        for i in tl.range(slots_from, slots_to, num_stages=STAGES):
-            page = first_page + i * BLOCK_N // 256
-            block = tl.load(slot_blocks + page // (LAYERS * KV_HEADS))
-            place = page % (LAYERS * KV_HEADS)
-            record = (place // KV_HEADS).to(tl.int64) * pool_blocks + block
-            best, total, acc, acc_odd = _tile(
-                q, q_odd, best, total, acc, acc_odd, slot_pool_ptr + record * record_nbytes, bias_ptr,
-                place % KV_HEADS * 256 + i * BLOCK_N % 256, n_slots - i * BLOCK_N, scale,
-                KV_HEADS, D, D_PAD, K_BITS, V_BITS, BLOCK_N, False, True, SUM, FAST,
-            )  # fmt: skip
-
     out_at = out_ptr + split.to(tl.int64) * n_rows * HEADS * D + vector * D
     _store(out_at, lse_at, best, total, acc, acc_odd, row_ok, D, COLUMNS, 2 if V_BITS == 4 else 1, SUM)
