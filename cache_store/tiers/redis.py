@@ -45,7 +45,7 @@ _RESERVE = """
 local used, sizes = 0, redis.call('HGETALL', KEYS[1])
 local size_of = {}
 for i = 1, #sizes, 2 do
-  local name, n = sizes[i], tonumber(sizes[i + 1])
+  local name, n = sizes[i], tonumber(sizes[i + 1]) or 0
   local at = tonumber(redis.call('ZSCORE', KEYS[2], name) or 0)
   if redis.call('EXISTS', ARGV[1] .. name) == 0 and tonumber(ARGV[6]) - at > tonumber(ARGV[7]) then
     redis.call('HDEL', KEYS[1], name)
@@ -112,7 +112,7 @@ class RedisTier:
         self._writing = threading.Lock()
 
     def manifest(self, name: EntryName) -> bytes | None:
-        with _failures():
+        with self._asking(name.key):
             digest, data = self._client.hmget(_key(name.key), "fingerprint", "manifest")
         return data if digest == name.fingerprint_digest.encode() else None
 
@@ -133,7 +133,7 @@ class RedisTier:
 
     def write(self, name: EntryName, manifest: bytes, nbytes: int, shards: Iterable[memoryview]) -> None:
         flat, unfinished = flat_key(name.key), f"{UNFINISHED}{flat_key(name.key)}~{uuid.uuid4().hex}"
-        with self._writing, _failures():
+        with self._writing, self._asking(name.key):
             self._make_room(flat, nbytes + len(manifest))
             try:
                 self._client.hset(unfinished, mapping={"fingerprint": name.fingerprint_digest})
@@ -147,41 +147,59 @@ class RedisTier:
                 raise
 
     def touch(self, name: EntryName) -> None:
-        with _failures(), self._client.pipeline(transaction=False) as pipe:
+        with self._asking(name.key), self._client.pipeline(transaction=False) as pipe:
             pipe.expire(_key(name.key), self._ttl_s)
             pipe.zadd(USES, {flat_key(name.key): time.time()}, xx=True)
             pipe.execute()
 
     def discard(self, name: EntryName) -> Removed:
-        with _failures():
+        with self._asking(name.key):
             held = self._client.hget(_key(name.key), "fingerprint")
         return self.remove(name.key) if held == name.fingerprint_digest.encode() else Removed()
 
     def remove(self, key: SnapshotKey) -> Removed:
         """Not as a transaction: a Redis that is full refuses to begin one, even one that frees memory."""
-        with _failures(), self._client.pipeline(transaction=False) as pipe:
+        with self._asking(key), self._client.pipeline(transaction=False) as pipe:
             pipe.hget(SIZES, flat_key(key))
             pipe.unlink(_key(key))
             pipe.hdel(SIZES, flat_key(key))
             pipe.zrem(USES, flat_key(key))
             nbytes, n_removed, *_ = pipe.execute()
-        return Removed(n_removed, int(nbytes or 0)) if n_removed else Removed()
+        return Removed(n_removed, _number(nbytes)) if n_removed else Removed()
 
     def entries(self) -> Iterator[TierEntry]:
-        with _failures():
+        with self._asking():
             sizes: dict[bytes, bytes] = self._client.hgetall(SIZES)
         for flat, nbytes in sorted(sizes.items()):
+            text = flat.decode(errors="replace")
             with _failures():
-                digest = self._client.hget(PREFIX + flat.decode(), "fingerprint")
-            name = None if digest is None else parse_flat(f"{flat.decode()}~{digest.decode()}")
+                digest = self._client.hget(PREFIX + text, "fingerprint")
+            name = None if digest is None else parse_flat(f"{text}~{digest.decode(errors='replace')}")
             if name is not None:
-                yield TierEntry(name, int(nbytes))
+                yield TierEntry(name, _number(nbytes))
 
     def used(self) -> int:
         return sum(entry.nbytes for entry in self.entries())
 
     def close(self) -> None:
         self._client.close()
+
+    @contextmanager
+    def _asking(self, *keys: SnapshotKey) -> Generator[None]:
+        """As `_failures`. A value of another type under a name of ours holds nothing of ours and would be in the way
+        of every later request: it goes."""
+        with _failures():
+            try:
+                yield
+            except ResponseError as error:
+                if "WRONGTYPE" in str(error):
+                    self._remove_foreign(*map(_key, keys))
+                raise
+
+    def _remove_foreign(self, *names: str) -> None:
+        for name, kind in ((SIZES, b"hash"), (USES, b"zset"), *((name, b"hash") for name in names)):
+            if self._client.type(name) not in (kind, b"none"):
+                self._client.unlink(name)
 
     def _make_room(self, flat: str, nbytes: int) -> None:
         """Raises TierRefused."""
@@ -208,6 +226,11 @@ class RedisTier:
             pipe.hdel(SIZES, flat_key(key))
             pipe.zrem(USES, flat_key(key))
             pipe.execute()
+
+
+def _number(stored: bytes | None) -> int:
+    """Bytes of a snapshot; 0 for what is no number."""
+    return int(stored) if stored is not None and stored.isdigit() else 0
 
 
 def _check_url(url: str) -> None:

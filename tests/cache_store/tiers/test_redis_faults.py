@@ -1,6 +1,7 @@
 """A real Redis that dies, stalls, is full, loses its memory, or has wrong bytes: always a miss, never more."""
 
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -84,7 +85,38 @@ def test_what_redis_has_wrong_is_removed(
             client.set(REDIS_KEY, "something else")
     with pytest.raises(SnapshotMiss, match="redis"):
         Recipe().read(make_store([tier], "other"))
-    assert client.exists(REDIS_KEY) == (fault == "string")
+    assert not client.exists(REDIS_KEY)
+    client.close()
+
+
+@pytest.mark.parametrize("name", [REDIS_KEY, SIZES, USES])
+def test_a_foreign_value_under_a_name_of_ours_is_in_the_way_once(
+    tier: RedisTier, make_store: MakeStore, redis_server: RedisServer, name: str
+) -> None:
+    client = redis_server.client()
+    client.set(name, "not ours")
+    with suppress(TierDown):
+        put(tier, NAME, 100)
+    client.delete(REDIS_KEY)
+    store = make_store([tier])
+    Recipe().build(store)
+    store.uploader.send_noted()
+    assert Recipe().read(make_store([tier], "other")) == Recipe().blocks
+    assert held(tier) == [KEY.id]
+    assert client.type(name) != b"string"
+    client.close()
+
+
+def test_garbage_in_the_account_stops_nothing(
+    tier: RedisTier, make_store: MakeStore, redis_server: RedisServer
+) -> None:
+    client = redis_server.client()
+    client.hset(SIZES, mapping={"a": "x", b"\xff": "1", "": "-"})
+    store = make_store([tier])
+    Recipe().build(store)
+    store.uploader.send_noted()
+    assert held(tier) == [KEY.id]
+    assert tier.remove(KEY).objects == 1
     client.close()
 
 
