@@ -1,4 +1,6 @@
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,18 @@ def demo_model() -> Path:
     if not (directory / "preread.json").is_file():
         pytest.fail(f"{directory} is not an imported model: run `make model`, or deselect with -m 'not model'")
     return directory
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A test that sets up logging, as a server or the parser does, does so for itself alone."""
+    root = logging.getLogger()
+    handlers, level, disabled = root.handlers[:], root.level, root.manager.disable
+    off = {name for name, logger in root.manager.loggerDict.items() if getattr(logger, "disabled", False)}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.disable(disabled)
+    for name, logger in root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger):
+            logger.disabled = name in off
