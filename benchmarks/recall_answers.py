@@ -13,25 +13,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from recall_asker import ask, build
 from recall_cases import Prompt, prompts
 from recall_texts import WORDINGS
 
 from service.cli.config import read_settings
-from service.engine.digests import digest_of
 from service.engine.factory import EngineConfig
 from service.engine.local import LocalEngine
-from service.engine.messages import (
-    AnswerDone,
-    AnswerRequest,
-    AnswerStarted,
-    AnswerText,
-    BuildDone,
-    BuildRequest,
-    DocumentRef,
-    Failed,
-    Retention,
-    Sampling,
-)
+from service.engine.messages import Retention
 from service.engine.models.card import load_card
 from service.engine.prompt import PromptTemplate
 from service.engine.tokenizer import Tokenizer
@@ -48,33 +37,6 @@ class Asker:
         self.template = template
         fetch = Retention(16, 0, 256, arguments.segment, arguments.fetch)
         self.ways = {"fetched": fetch, "not fetched": Retention(16, 0, 256, arguments.segment, 0), "whole": None}
-
-    async def build(self, name: str, ids: list[int], retention: Retention | None) -> BuildDone:
-        async for event in self.engine.build(BuildRequest(name, DocumentRef("recall", name), ids, retention)):
-            if isinstance(event, BuildDone):
-                return event
-            if isinstance(event, Failed):
-                raise SystemExit(f"the build failed: {event.detail}")
-        raise SystemExit("the build did not end")
-
-    async def ask(self, name: str, ids: list[int], question: str, retention: Retention | None) -> tuple[str, float]:
-        """The answer, and what fetching took (ms)."""
-        request = AnswerRequest(
-            "ask", "ask", DocumentRef("recall", name), digest_of(ids), len(ids), [], self.template.question(question),
-            Sampling(max_tokens=48), retention=retention,
-        )  # fmt: skip
-        text, fetch_ms = "", 0.0
-        async for event in self.engine.answer(request):
-            match event:
-                case AnswerStarted():
-                    fetch_ms = event.fetch_ms
-                case AnswerText():
-                    text += event.text
-                case AnswerDone():
-                    await self.engine.release_session("ask")
-                case Failed():
-                    raise SystemExit(f"the answer failed: {event.detail}")
-        return text, fetch_ms
 
 
 def joined(texts: list[Prompt]) -> Prompt:
@@ -104,7 +66,7 @@ async def run(arguments: argparse.Namespace) -> dict:
                 if retention is None and len(ids) + ROOM > engine.info.max_context:
                     continue
                 started = time.monotonic()
-                done = await asker.build(f"{number}", ids, retention)
+                done = await build(engine, f"{number}", ids, retention)
                 print(f"{way}: {done.n_tokens} tokens, {done.resident_tokens or done.n_tokens} resident, "
                       f"{time.monotonic() - started:.0f} s", flush=True)  # fmt: skip
                 await _ask_all(asker, f"{number}", ids, text, way, results.setdefault(way, {}))
@@ -117,7 +79,8 @@ async def _ask_all(
 ) -> None:
     for fact, _ in text.facts:
         for question, value in zip(fact.questions, fact.answers, strict=True):
-            answer, _ = await asker.ask(name, ids, question, asker.ways[way])
+            prompt = asker.template.question(question)
+            answer = (await ask(asker.engine, name, ids, prompt, asker.ways[way])).text
             right.setdefault(fact.wording, []).append(value in answer)
             if value not in answer:
                 print(f"  {way}: {question} {value}: {answer!r}", flush=True)

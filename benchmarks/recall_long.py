@@ -20,24 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.bench_report import ROOT, machine
+from benchmarks.recall_asker import ask, build, document_ref
 from benchmarks.recall_long_page import page
 from benchmarks.recall_long_texts import N_FACTS, LongDocument, excerpts, long_document
-from service.engine.digests import digest_of
 from service.engine.factory import EngineConfig
 from service.engine.local import LocalEngine
-from service.engine.messages import (
-    AnswerDone,
-    AnswerRequest,
-    AnswerStarted,
-    AnswerText,
-    BuildDone,
-    BuildRequest,
-    DocumentRef,
-    Failed,
-    Retention,
-    Sampling,
-    SpanRef,
-)
+from service.engine.messages import Retention, SpanRef
 from service.engine.models.card import load_card
 from service.engine.prompt import PromptTemplate
 from service.engine.tokenizer import Tokenizer
@@ -67,16 +55,6 @@ class Asker:
         self._per_fact = per_fact
         self._free = asyncio.Semaphore(AT_ONCE)
 
-    async def build(self, name: str, ids: list[int], retention: Retention | None) -> BuildDone:
-        """Raises SystemExit when it fails."""
-        async for event in self.engine.build(BuildRequest(name, DocumentRef("recall", name), ids, retention)):
-            match event:
-                case BuildDone():
-                    return event
-                case Failed():
-                    raise SystemExit(f"the build of {name} failed: {event.detail}")
-        raise SystemExit(f"the build of {name} did not end")
-
     async def ask_all(self, name: str, document: LongDocument, retention: Retention | None) -> list[Answered]:
         """The questions of every fact of the document."""
         questions = [(n, which) for n in range(len(document.facts)) for which in range(self._per_fact)]
@@ -86,27 +64,12 @@ class Asker:
         self, name: str, document: LongDocument, retention: Retention | None, number: int, which: int
     ) -> Answered:
         fact, place = document.facts[number]
-        session = f"{name}-{number}-{which}"
-        request = AnswerRequest(
-            session, session, DocumentRef("recall", name), digest_of(document.ids), len(document.ids), [],
-            self._template.question(fact.questions[which]), Sampling(max_tokens=48), retention=retention,
-        )  # fmt: skip
-        text, spans, fetch_ms, ttft_ms = "", [], 0.0, 0.0
+        prompt, session = self._template.question(fact.questions[which]), f"{name}-{number}-{which}"
         async with self._free:
-            async for event in self.engine.answer(request):
-                match event:
-                    case AnswerStarted():
-                        spans, fetch_ms = event.spans, event.fetch_ms
-                    case AnswerText():
-                        text += event.text
-                    case AnswerDone():
-                        ttft_ms = event.ttft_ms
-                    case Failed():
-                        raise SystemExit(f"the answer failed: {event.detail}")
-            await self.engine.release_session(session)
+            reply = await ask(self.engine, name, document.ids, prompt, retention, session)
         tenth = 10 * place[0] // len(document.ids)
-        right, found = fact.answers[which] in text, retention is None or _holds(spans, place)
-        return Answered(fact.wording, tenth, right, found, ttft_ms, fetch_ms)
+        right, found = fact.answers[which] in reply.text, retention is None or _holds(reply.spans, place)
+        return Answered(fact.wording, tenth, right, found, reply.ttft_ms, reply.fetch_ms)
 
 
 def _holds(spans: Sequence[SpanRef], place: tuple[int, int]) -> bool:
@@ -116,7 +79,7 @@ def _holds(spans: Sequence[SpanRef], place: tuple[int, int]) -> bool:
 async def measure(asker: Asker, document: LongDocument, retention: Retention, *, whole: bool) -> dict:
     """Everything about one length."""
     name, started = f"{len(document.ids)}", time.monotonic()
-    done = await asker.build(name, document.ids, retention)
+    done = await build(asker.engine, name, document.ids, retention)
     build_s, begun = time.monotonic() - started, time.monotonic()
     answered = await asker.ask_all(name, document, retention)
     asked_s, stats = time.monotonic() - begun, await asker.engine.stats()
@@ -126,7 +89,7 @@ async def measure(asker: Asker, document: LongDocument, retention: Retention, *,
         "index_nbytes": stats.index_nbytes, "rss_nbytes": stats.rss_nbytes,
         "answers": [asdict(answer) for answer in answered],
     }  # fmt: skip
-    await asker.engine.release(DocumentRef("recall", name))
+    await asker.engine.release(document_ref(name))
     if whole:
         figures["whole"] = [asdict(answer) for answer in await _whole(asker, document)]
     print(json.dumps(_short(figures)), flush=True)
@@ -138,9 +101,9 @@ async def _whole(asker: Asker, document: LongDocument) -> list[Answered]:
     answered = []
     for number, excerpt in enumerate(excerpts(document, EXCERPT_TOKENS)):
         name = f"excerpt-{number}"
-        await asker.build(name, excerpt.ids, None)
+        await build(asker.engine, name, excerpt.ids, None)
         answered += await asker.ask_all(name, excerpt, None)
-        await asker.engine.release(DocumentRef("recall", name))
+        await asker.engine.release(document_ref(name))
     return answered
 
 

@@ -27,6 +27,12 @@ from cache_store.subject import BuildSubject
 from cache_store.sweep import QUARANTINE_S, SweepReport, sweep
 
 
+def check_segments(wanted: Segments | None, stored: Segments, n_tokens: int) -> None:
+    """Raises SnapshotMiss for a snapshot of `n_tokens` tokens that is not cut as `wanted` says; None takes any."""
+    if wanted is not None and wanted.of_length(n_tokens) != stored:
+        raise SnapshotMiss(MissReason.FINGERPRINT, "made with other segments")
+
+
 class SnapshotStore:
     """Builds, opens, checks and removes snapshots below `root`.
 
@@ -84,9 +90,11 @@ class SnapshotStore:
             if miss.reason is MissReason.ABSENT:
                 raise self._absence(name, fingerprint) from None
             raise
-        if segments is not None and segments.of_length(reader.n_tokens) != reader.segments:
+        try:
+            check_segments(segments, reader.segments, reader.n_tokens)
+        except SnapshotMiss:
             reader.close()
-            raise SnapshotMiss(MissReason.FINGERPRINT, "made with other segments")
+            raise
         return reader
 
     def begin(

@@ -25,7 +25,7 @@ from cache_store.layout import KVLayout
 from cache_store.reader import SnapshotReader
 from cache_store.segments import WHOLE, Segments
 from cache_store.slots import Counts
-from cache_store.store import SnapshotStore
+from cache_store.store import SnapshotStore, check_segments
 from cache_store.sweep import QUARANTINE_S, SweepReport
 from cache_store.tiers.bring import Bringer
 from cache_store.tiers.copy import CopyPlan
@@ -90,8 +90,7 @@ class TieredStore(SnapshotStore):
 
         def check(plan: CopyPlan) -> None:
             plan.matches(fingerprint, layout, token_digest, context_digest)
-            if segments is not None and segments.of_length(plan.manifest.n_tokens) != plan.manifest.segments:
-                raise SnapshotMiss(MissReason.FINGERPRINT, "made with other segments")
+            check_segments(segments, plan.manifest.segments, plan.manifest.n_tokens)
 
         try:
             reader = open_here()
