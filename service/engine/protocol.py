@@ -8,7 +8,7 @@ Between the two stand the scheduler (continuous batching, sampling, text) and th
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout
@@ -294,6 +294,22 @@ class EngineClient(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Attachable(Protocol):
+    """What a fleet's client has beside `EngineClient`: answers outlive the process that asked for them."""
+
+    def attach(self, request_id: str) -> AsyncIterator[AnswerEvent]:
+        """The events of an answer that any process of the installation began with `answer`, from its first one, then as
+        they come; it ends as that iterator does, after AnswerDone or Failed. Can be called by several readers at once,
+        also some minutes after the end. All readers of an attempt get the same events, in the same order.
+
+        Of an id that was asked more than once, as after a snapshot miss, it is the latest attempt. Nothing kept of the
+        id (never sent, too long ago, or Redis lost it): one `Failed("unknown_request", retryable=True)`. The worker
+        was lost: `Failed("engine_lost", retryable=True)` after what came before. Closing this iterator does not cancel
+        the answer; `cancel` does, from any process. Does not raise."""
+        ...
 
 
 class EngineLost(Exception):
