@@ -8,13 +8,18 @@ MODEL := $(DATA)/models/demo
 
 .PHONY: setup model demo serve test check bench clean
 
-$(VENV)/.ready: pyproject.toml constraints.txt scripts/setup.sh
-	scripts/setup.sh $(VENV)
+# What runs Preread and makes the demo model.
+$(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
+	scripts/setup.sh run $(VENV)
+
+# What tests and checks it, beside that.
+$(VENV)/.ready: $(VENV)/.run
+	scripts/setup.sh tools $(VENV)
 
 setup: $(VENV)/.ready
 
 # Not a file target: make cannot name a file below a home folder with a blank in its name.
-model: setup
+model: $(VENV)/.run
 	@test -f "$(MODEL)/preread.json" || echo "Making the demo model (once, some minutes) ..."
 	@test -f "$(MODEL)/preread.json" || $(VENV)/bin/preread models demo
 	@# A model that an earlier version made has none: without them long documents cannot be kept in part.

@@ -24,6 +24,8 @@
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from ingest.words import some_pages
+
 CONVERT_HELP = "Convert it to PDF, Markdown or plain text and upload that."
 
 
@@ -111,7 +113,7 @@ class NoTextLayer(Unreadable):
 
     def __str__(self) -> str:
         return (
-            f"{self.n_without} of {self.n_pages} pages have no text layer; they are probably scanned images. "
+            f"{some_pages(self.n_without, self.n_pages, 'has', 'have')} no text layer; probably scanned images. "
             "Run text recognition over the PDF first (for example `ocrmypdf`) and upload the result."
         )
 
@@ -127,7 +129,7 @@ class PoorText(Unreadable):
 
     def __str__(self) -> str:
         return (
-            f"The text of {self.n_poor} of {self.n_pages} pages is unreadable: {self.share_percent:g} % "
+            f"{some_pages(self.n_poor, self.n_pages, 'has', 'have')} unreadable text: {self.share_percent:g} % "
             "of it is replacement characters or glyphs without a meaning (usually fonts without a character "
             "map). Print the document to a new PDF or run text recognition over it (`ocrmypdf --force-ocr`)."
         )

@@ -13,6 +13,7 @@ from ingest.normalise import LineJoiner, narrow_gaps, tidy
 from ingest.quality import PageQuality, judge, measure, name_pages
 from ingest.sniff import SNIFF_NBYTES, sniff
 from ingest.wire import Finished, Message, Opened, PageRead
+from ingest.words import some_pages
 
 if TYPE_CHECKING:
     from ingest.formats.pdf import PdfFile
@@ -72,7 +73,7 @@ def _unread_warning(unread: list[PageQuality], n_pages: int) -> tuple[str, ...]:
         raise DamagedFile("none of its pages can be read")
     if not unread:
         return ()
-    return (f"{len(unread)} of {n_pages} pages are damaged and could not be read: {name_pages(unread)}.",)
+    return (f"{some_pages(len(unread), n_pages, 'is', 'are')} damaged and could not be read: {name_pages(unread)}.",)
 
 
 def _markdown(path: Path, limits: ParseLimits) -> Iterator[Message]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingest.errors import EmptyDocument, NoTextLayer, PoorText
+from ingest.words import some_pages
 
 _UNMAPPED = re.compile(r"\(cid:\d+\)|/(?:G|g|C|c|uni|cid|glyph|index)[0-9A-Fa-f]{1,5}(?![\w])")
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]")
@@ -72,7 +73,8 @@ def judge(pages: Sequence[PageQuality]) -> tuple[str, ...]:
 def _scan_warning(scanned: Sequence[PageQuality], n_pages: int) -> tuple[str, ...]:
     if not scanned:
         return ()
-    return (f"{len(scanned)} of {n_pages} pages have no text layer and cannot be asked about: {name_pages(scanned)}.",)
+    without = some_pages(len(scanned), n_pages, "has", "have")
+    return (f"{without} no text layer and cannot be asked about: {name_pages(scanned)}.",)
 
 
 def _poor_warning(with_text: Sequence[PageQuality], n_pages: int) -> tuple[str, ...]:
@@ -82,10 +84,8 @@ def _poor_warning(with_text: Sequence[PageQuality], n_pages: int) -> tuple[str, 
     share = 100 * sum(page.n_meaningless for page in poor) / sum(page.n_visible for page in poor)
     if len(poor) > POOR_PAGE_SHARE * len(with_text):
         raise PoorText(len(poor), n_pages, round(share, 1))
-    return (
-        f"{len(poor)} of {n_pages} pages have characters that cannot be read ({share:.0f} % of their text): "
-        f"{name_pages(poor)}.",
-    )
+    wrong = some_pages(len(poor), n_pages, "has", "have")
+    return (f"{wrong} characters that cannot be read ({share:.0f} % of their text): {name_pages(poor)}.",)
 
 
 def name_pages(pages: Sequence[PageQuality], most: int = 10) -> str:

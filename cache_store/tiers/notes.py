@@ -1,7 +1,7 @@
 """What is still to be done in the tiers, as small files below the store: they outlive every process.
 
 <root>/far/uploads/<flat key>/<fingerprint>    to be sent; the tiers that have not got it, one a line
-<root>/far/placed/<flat key>/<fingerprint>     the tiers that have a copy, one a line
+<root>/far/placed/<flat key>/<fingerprint>     the tiers that have a copy, one a line, and since when that is known
 <root>/far/removals/<tier>~<flat key>          to be removed there; nothing is brought from there meanwhile
 """
 
@@ -47,7 +47,8 @@ class Notes:
     def uploaded(self, name: EntryName, tier: str, *, placed: bool = True) -> None:
         """A tier has it now, or will never (`placed` False)."""
         if placed:
-            _write(_place(self._placed, name), dict.fromkeys([*self.placed(name), tier]))
+            known = _times(_place(self._placed, name)) | {tier: time.time()}
+            _write(_place(self._placed, name), _dated(known), durable=False)
         rest = [one for one in self.wanting(name) if one != tier]
         if rest:
             _write(_place(self._uploads, name), rest)
@@ -59,21 +60,29 @@ class Notes:
 
     def placed(self, name: EntryName) -> list[str]:
         """The tiers that are known to have a copy."""
-        return _read(_place(self._placed, name))
+        return list(_times(_place(self._placed, name)))
+
+    def known_at(self, key: SnapshotKey) -> dict[str, float]:
+        """When each tier that has a copy of a key was last seen to have it: sent, or brought from there (Unix time)."""
+        found: dict[str, float] = {}
+        for digest in _digests(self._placed, key):
+            found |= _times(self._placed / flat_key(key) / digest)
+        return found
 
     def of_key(self, key: SnapshotKey) -> dict[str, str]:
         """Each tier that has a copy of a key, or gets one: `ready` or `pending`."""
         found: dict[str, str] = {}
-        for directory, state in ((self._uploads, "pending"), (self._placed, "ready")):
-            for digest in _digests(directory, key):
-                found |= dict.fromkeys(_read(directory / flat_key(key) / digest), state)
-        return found
+        for digest in _digests(self._uploads, key):
+            found |= dict.fromkeys(_read(self._uploads / flat_key(key) / digest), "pending")
+        return found | dict.fromkeys(self.known_at(key), "ready")
 
     def not_placed(self, name: EntryName, tier: str) -> None:
         """A tier has no copy any more."""
-        rest = [one for one in self.placed(name) if one != tier]
+        rest = _times(_place(self._placed, name))
+        if rest.pop(tier, None) is None:
+            return
         if rest:
-            _write(_place(self._placed, name), rest)
+            _write(_place(self._placed, name), _dated(rest), durable=False)
         else:
             _remove(_place(self._placed, name))
 
@@ -123,20 +132,27 @@ def _digests(directory: Path, key: SnapshotKey) -> list[str]:
     return [digest for digest in names_in(directory / flat_key(key)) if "." not in digest]
 
 
-def _write(path: Path, lines: Iterable[str]) -> None:
-    """In one step: a note is never read half."""
+def _write(path: Path, lines: Iterable[str], *, durable: bool = True) -> None:
+    """In one step: a note is never read half. A `durable` one is on the disk with its name when this returns: a loss of
+    power must not forget what is still to be sent or removed."""
     data = "".join(f"{line}\n" for line in lines).encode()
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     with storage_errors("making a note of a tier"):
         for _ in range(_TRIES):
             # Who removes the last note of a key removes its directory.
+            is_new = not path.parent.is_dir()
             path.parent.mkdir(mode=0o700, exist_ok=True)
             with suppress(FileNotFoundError):
                 fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
                 try:
                     with os.fdopen(fd, "wb") as file:
                         file.write(data)
+                        if durable:
+                            file.flush()
+                            os.fsync(fd)
                     os.rename(unfinished, path)
+                    if durable:
+                        _sync_names(path.parent, path.parent.parent if is_new else None)
                 except FileNotFoundError:
                     raise
                 except BaseException:
@@ -144,6 +160,16 @@ def _write(path: Path, lines: Iterable[str]) -> None:
                     raise
                 return
         raise StorageFailed(f"making a note of a tier: {path.parent} does not stay")
+
+
+def _sync_names(*directories: Path | None) -> None:
+    for directory in directories:
+        if directory is not None:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def _is_left(path: Path) -> bool:
@@ -162,6 +188,20 @@ def _read(path: Path) -> list[str]:
         return path.read_text().split()
     except OSError:
         return []
+
+
+def _times(path: Path) -> dict[str, float]:
+    """Tiers of a note about placed copies, and since when that is known. One without times is as old as its file."""
+    found: dict[str, float] = {}
+    with suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            tier, _, at = line.partition(" ")
+            found[tier] = float(at) if at else path.stat().st_mtime
+    return found
+
+
+def _dated(times: dict[str, float]) -> list[str]:
+    return [f"{tier} {at:.0f}" for tier, at in times.items()]
 
 
 def _remove(path: Path) -> None:

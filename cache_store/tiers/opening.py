@@ -57,5 +57,6 @@ def _class(extra: str, name: str, setting: str) -> Any:
         return getattr(importlib.import_module(f"cache_store.tiers.{extra}"), name)
     except ModuleNotFoundError as error:
         raise TierSettings(
-            f"{setting} is set, and {error.name} is not installed: pip install 'preread[{extra}]'."
+            f"{setting} is set, and {error.name} is not installed: run .venv/bin/pip install '.[{extra}]' in Preread's "
+            "folder."
         ) from None

@@ -195,6 +195,10 @@ class TieredStore(SnapshotStore):
         known = self._notes.of_key(key)
         return {tier.name: known[tier.name] for tier in self.tiers if tier.name in known}
 
+    def known_at(self, key: SnapshotKey) -> dict[str, float]:
+        """When each tier that is `ready` in `far_places` was last seen to have the copy (Unix time)."""
+        return self._notes.known_at(key)
+
     @property
     def n_to_send(self) -> int:
         """Snapshots that some tier is still to get."""
@@ -260,6 +264,7 @@ class TieredStore(SnapshotStore):
     def _bring_from(self, tier: BlobTier, name: EntryName, check: Callable[[CopyPlan], None]) -> bool:
         data = tier.manifest(name)
         if data is None:
+            self._notes.not_placed(name, tier.name)  # it may have been emptied since it was noted
             return False
         started = time.monotonic()
         try:

@@ -125,6 +125,10 @@ async def _answer(services: Any, session_id: str, question: Any, names: dict[str
     raise ServiceError("The answer ended without a word.", code="internal_error")
 
 
+def _pages(first: int, last: int) -> str:
+    return f"page {first}" if first == last else f"pages {first} to {last}"
+
+
 def _print_end(answer: dict[str, Any], names: dict[str, str]) -> None:
     def of(part: dict[str, Any]) -> str:
         return f"{names[part['document_id']]}, " if names else ""
@@ -136,7 +140,7 @@ def _print_end(answer: dict[str, Any], names: dict[str, str]) -> None:
     sys.stdout.flush()
     for part in answer["provenance"]:
         if part["mode"] == "fetched":
-            pages = f"pages {part['first_page']} to {part['last_page']}"
+            pages = _pages(part["first_page"], part["last_page"])
             err.print(f"  fetched from {of(part)}{pages}", style="dim", markup=False)
     if answer["notice"]:
         err.print(f"  {answer['notice']}", style="yellow", markup=False)

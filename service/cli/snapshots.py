@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from service.cli.output import EXIT_FAILURE, err, expected_errors, json_option, nbytes_text, print_json
+from service.words import counted
 
 
 @click.group()
@@ -18,12 +19,15 @@ def snapshots() -> None:
 @json_option
 @expected_errors
 def list_(as_json: bool) -> None:
-    """List snapshots in every tier: of documents, their resident rows and slots, and turns.
+    """List snapshots in every tier: of documents, their resident rows and slots, and turns, with the document's title.
 
     Unfinished and quarantined ones too. By what was measured: how long it takes to restore each, and to compute it.
     """
     store = _store()
-    rows = [*_disk_rows(store), *_far_rows(store)]
+    titles = _titles()
+    rows: list[dict[str, Any]] = [
+        row | {"title": titles.get(row["id"])} for row in (*_disk_rows(store), *_far_rows(store))
+    ]
     speeds = _speeds(store, rows)
     if as_json:
         print_json({"snapshots": rows, "nbytes": sum(row["nbytes"] for row in rows), "speeds": speeds})
@@ -32,8 +36,9 @@ def list_(as_json: bool) -> None:
         reason = f" ({row['reason']})" if row["reason"] else ""
         tier = "" if row["tier"] == "disk" else f" in {row['tier']}"
         size = f"{nbytes_text(row['nbytes'])}{_tokens(row)}"
-        click.echo(f"{row['kind']} {row['id']}{tier}: {row['state']}{reason}, {size}{_times(row)}")
-    err.print(f"{len(rows)} snapshots, {nbytes_text(sum(row['nbytes'] for row in rows))}", style="dim")
+        title = f' "{row["title"]}"' if row["title"] else ""
+        click.echo(f"{row['kind']} {row['id']}{title}{tier}: {row['state']}{reason}, {size}{_times(row)}")
+    err.print(f"{counted(len(rows), 'snapshot')}, {nbytes_text(sum(row['nbytes'] for row in rows))}", style="dim")
     for line in _speed_lines(speeds):
         err.print(line, style="dim")
 
@@ -81,7 +86,7 @@ def verify(as_json: bool) -> None:
         print_json({"snapshots": rows, "damaged": len(damaged)})
     for row in () if as_json else damaged:
         click.echo(f"{row['kind']} {row['id']}: {row['reason']}: {row['detail']}")
-    err.print(f"{len(rows)} snapshots checked, {len(damaged)} damaged", style="dim")
+    err.print(f"{counted(len(rows), 'snapshot')} checked, {len(damaged)} damaged", style="dim")
     if damaged:
         raise SystemExit(EXIT_FAILURE)
 
@@ -121,6 +126,19 @@ def _far_row(tier: Any, entry: Any) -> dict[str, Any]:
         "n_tokens": manifest.n_tokens, "kv_type": str(manifest.layout.kv_type), "created_at": manifest.created_at,
         "n_segments": manifest.segments.n_segments(manifest.n_tokens),
     }  # fmt: skip
+
+
+def _titles() -> dict[str, str]:
+    """By ids. A list without titles is better than none."""
+    from service.cli.config import read_settings
+    from service.core.titles import snapshot_titles
+    from service.errors import ServiceError
+
+    try:
+        return asyncio.run(snapshot_titles(read_settings()))
+    except ServiceError as error:
+        err.print(f"The titles are left out. {error.detail}", style="yellow", markup=False)
+        return {}
 
 
 def _speeds(store: Any, rows: list[dict[str, Any]]) -> dict[str, float]:

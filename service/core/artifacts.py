@@ -24,6 +24,15 @@ class Removed:
         return Removed(self.tier, self.objects + other.objects, self.nbytes + other.nbytes)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of a snapshot in a tier: `ready`, or `pending` while it is sent. `known_at`: when a tier beyond the disk was last
+    seen to have it (Unix time); what happened there since shows when it is asked."""
+
+    state: str
+    known_at: float | None = None
+
+
 class SnapshotTier(Protocol):
     """Stored snapshots as deletion sees them; blocking, safe while they are read."""
 
@@ -31,8 +40,8 @@ class SnapshotTier(Protocol):
         """Remove every copy of a `document`'s or `turn`'s KV, unfinished ones too: objects and bytes of each tier."""
         ...
 
-    def places(self, owner_id: str, document_id: str) -> dict[str, str]:
-        """Tiers beyond the disk that have a document's snapshot (`ready`), or get it (`pending`). Fast."""
+    def places(self, owner_id: str, document_id: str) -> dict[str, Place]:
+        """Tiers beyond the disk that have a document's snapshot, or get it. Fast: no tier is asked."""
         ...
 
     def finish_removals(self) -> int:
@@ -62,8 +71,8 @@ class Artifacts:
         nbytes = await asyncio.to_thread(self._files.remove, document.document_id)
         return [Removed("file", int(nbytes is not None), nbytes or 0), host, *stored]
 
-    def places(self, document: DocumentRef) -> dict[str, str]:
-        """Tiers beyond the disk that have a document's snapshot (`ready`), or get it (`pending`)."""
+    def places(self, document: DocumentRef) -> dict[str, Place]:
+        """Tiers beyond the disk that have a document's snapshot, or get it."""
         return self._store.places(document.owner_id, document.document_id)
 
     async def finish_removals(self) -> None:

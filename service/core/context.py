@@ -13,6 +13,7 @@ from service.core.together import Together
 from service.db.models import DocumentRow, TurnRow
 from service.engine.messages import EngineInfo, SpanRef, TurnRef
 from service.errors import Invalid, TooLong
+from service.words import counted
 
 DEFAULT_ANSWER_TOKENS = 512
 _LEAST_ANSWER_TOKENS = 8
@@ -113,13 +114,19 @@ def answer_room(context: Context, n_prompt: int, max_tokens: int | None, *, engi
         raise Invalid(f"max_tokens is {max_tokens}; it must be from 1 to {limit}.", param="max_tokens")
     taken, fetched = context.next_position, context.fetch_tokens
     room = engine.max_context - taken
-    takes = "the documents take" if context.together else "the document takes"
-    numbers = f"The model's context is {engine.max_context} tokens, {takes} {taken}"
+    several = context.together is not None
+    takes = "the documents take" if several else "the document takes"
+    numbers = f"The model's context is {engine.max_context:,} tokens, {takes} {taken:,}"
     # What is fetched for a question lies beside the turns, at positions of its own.
     if engine.tail_tokens and engine.tail_tokens - fetched < room:
+        numbers = f"A session holds {engine.tail_tokens:,} tokens beside its document{'s' if several else ''}"
+        numbers += f" (the model's context would have room for {room:,})"
+        numbers += f", of which what is fetched for a question may take {fetched}" if fetched else ""
         room = engine.tail_tokens - fetched
-        numbers = f"A session has room for {room} tokens beside its document"
-    numbers += f", the {len(context.turns)} earlier turns {context.n_turn_tokens}, the question {n_prompt}"
+    if context.turns:
+        takes = "takes" if len(context.turns) == 1 else "take"
+        numbers += f"; {counted(len(context.turns), 'earlier turn')} {takes} {context.n_turn_tokens:,}"
+    numbers += f"; the question has {n_prompt:,}"
     left = room - context.n_turn_tokens - n_prompt
     if left < _LEAST_ANSWER_TOKENS:
         most = max(0, left + n_prompt - _LEAST_ANSWER_TOKENS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from service.core import statuses
-from service.core.artifacts import Artifacts, Removed
+from service.core.artifacts import Artifacts, Place, Removed
 from service.core.clock import Clock
 from service.core.deletion import Deletion, expired
 from service.core.files import Files
@@ -17,17 +17,18 @@ from service.db.engine import Database
 from service.db.models import DocumentRow, PageRow
 from service.engine.messages import DocumentRef
 from service.errors import Conflict, Invalid, NotFound
+from service.words import counted
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentView:
     """A row, and how far it is right now: `status` may be ahead of the row's, never behind. `tiers`: where the snapshot
-    is, `ready` or `pending`."""
+    is."""
 
     row: DocumentRow
     status: str
     progress: Progress
-    tiers: dict[str, str] = field(default_factory=dict)
+    tiers: dict[str, Place] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class DocumentService:
                 return page
         if row.page_count is None and row.status in statuses.UNFINISHED:
             raise Conflict("The document's pages are still being read.", code="document_not_ready")
-        raise NotFound(f"The document has {row.page_count or 0} pages; there is no page {number}.")
+        raise NotFound(f"The document has {counted(row.page_count or 0, 'page')}; there is no page {number}.")
 
     async def original(self, owner_id: str, document_id: str) -> tuple[DocumentRow, Path]:
         """The row and the path of the uploaded bytes. Raises NotFound."""
@@ -148,8 +149,8 @@ class DocumentService:
             raise NotFound("There is no such document.")
         return row
 
-    def _tiers(self, row: DocumentRow) -> dict[str, str]:
-        here = {"disk": "ready"} if row.snapshot_state == "ready" else {}
+    def _tiers(self, row: DocumentRow) -> dict[str, Place]:
+        here = {"disk": Place("ready")} if row.snapshot_state == "ready" else {}
         return here | self._artifacts.places(DocumentRef(row.owner_id, row.id))
 
     def _values(self, changes: DocumentChanges) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from cache_store.errors import StorageFailed
 from cache_store.keys import SnapshotKey
 from cache_store.tiers.opening import TierConfig, open_store
 from cache_store.tiers.store import TieredStore
+from service.core.artifacts import Place
 from service.errors import StorageFull
 from service.settings import Settings
 
@@ -35,11 +36,13 @@ class StoredSnapshots:
         keys = {entry.name.key for entry in self._store.entries() if entry.state != "quarantined"}
         return sorted((key.owner_id, key.id) for key in keys if key.kind == "turn")
 
-    def places(self, owner_id: str, document_id: str) -> dict[str, str]:
-        """Tiers beyond the disk that have a document's snapshot (`ready`), or get it (`pending`)."""
+    def places(self, owner_id: str, document_id: str) -> dict[str, Place]:
+        """Tiers beyond the disk that have a document's snapshot, or get it."""
         if not isinstance(self._store, TieredStore):
             return {}
-        return self._store.far_places(SnapshotKey(owner_id, "document", document_id))
+        key = SnapshotKey(owner_id, "document", document_id)
+        known_at = self._store.known_at(key)
+        return {tier: Place(state, known_at.get(tier)) for tier, state in self._store.far_places(key).items()}
 
     def finish_removals(self) -> int:
         """Remove what was deleted while a tier was down; how much is left to do."""

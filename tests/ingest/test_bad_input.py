@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[Make, type[IngestError], str]] = {
     "glyph numbers": (
         lambda pdf: unmapped(pdf, b"00030004", b"00050006"),
         PoorText,
-        "1 of 1 pages is unreadable",
+        "1 of 1 page has unreadable text",
     ),
     "encrypted": (lambda pdf: pdf.encrypted("pw"), Encrypted, "`password` field"),
     "too many pages": (lambda pdf: pdf.blank(5_001), TooManyPages, "5,001 pages; the limit is 5,000"),
@@ -136,13 +136,13 @@ def test_one_lost_page_is_a_warning_and_keeps_its_number(pdf: PdfMaker, put: Put
     whole = pdf.with_text("first", "second", "third")
     pages, warnings = read(put(whole.replace(b"/Contents 10 0 R", b"/Contents 90 0 R")))
     assert pages == ["first", "", "third"]
-    assert warnings == ["1 of 3 pages are damaged and could not be read: page 2."]
+    assert warnings == ["1 of 3 pages is damaged and could not be read: page 2."]
 
 
 def test_some_scanned_pages_are_a_warning(pdf: PdfMaker, put: Put):
     pages, warnings = read(put(pdf.scanned(4, text_on=(1, 2, 4))))
     assert len(pages) == 4
-    assert warnings == ["1 of 4 pages have no text layer and cannot be asked about: page 3."]
+    assert warnings == ["1 of 4 pages has no text layer and cannot be asked about: page 3."]
 
 
 def test_blank_pages_are_nothing_to_warn_about(pdf: PdfMaker, put: Put):

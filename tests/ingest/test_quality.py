@@ -49,8 +49,8 @@ def test_the_numbers_are_in_the_refusal():
 
 def test_few_bad_pages_are_named_in_warnings():
     scan, poor = judge(pages("good", "scan", "good", "good", "good", "poor"))
-    assert scan == "1 of 6 pages have no text layer and cannot be asked about: page 2."
-    assert poor.startswith("1 of 6 pages have characters that cannot be read (29 % of their text): page 6.")
+    assert scan == "1 of 6 pages has no text layer and cannot be asked about: page 2."
+    assert poor.startswith("1 of 6 pages has characters that cannot be read (29 % of their text): page 6.")
 
 
 def test_many_pages_are_not_all_listed():

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from service.api.schemas.times import shown, shown_exactly
-from service.core.artifacts import Removed
+from service.core.artifacts import Place, Removed
 from service.core.documents import DocumentChanges, DocumentView
 from service.core.retention import stored_policy
 from service.core.statuses import READY
@@ -44,10 +44,12 @@ class RetentionBody(msgspec.Struct, frozen=True):
 
 
 class PlaceBody(msgspec.Struct, frozen=True):
-    """`tier`: `disk`, `redis` or `object`; `state`: `ready`, or `pending` while it is being sent."""
+    """`tier`: `disk`, `redis` or `object`; `state`: `ready`, or `pending` while it is being sent. `known_at`: when a
+    tier beyond the disk was last seen to have it."""
 
     tier: str
     state: str
+    known_at: datetime | None
 
 
 class SnapshotBody(msgspec.Struct, frozen=True):
@@ -186,7 +188,7 @@ def receipt(removed: list[Removed]) -> Receipt:
     return Receipt([RemovedBody(part.tier, part.objects, part.nbytes) for part in removed])
 
 
-def _snapshot_body(row: DocumentRow, tiers: dict[str, str]) -> SnapshotBody:
+def _snapshot_body(row: DocumentRow, tiers: dict[str, Place]) -> SnapshotBody:
     return SnapshotBody(
         state=row.snapshot_state,
         fingerprint=row.snapshot_fingerprint,
@@ -198,7 +200,7 @@ def _snapshot_body(row: DocumentRow, tiers: dict[str, str]) -> SnapshotBody:
         resident_tokens=row.snapshot_resident_tokens,
         resident_nbytes=row.snapshot_resident_nbytes,
         index_nbytes=row.snapshot_index_nbytes,
-        tiers=[PlaceBody(tier, state) for tier, state in tiers.items()],
+        tiers=[PlaceBody(tier, place.state, shown(place.known_at)) for tier, place in tiers.items()],
     )
 
 

@@ -75,6 +75,11 @@ class Documents:
     async def ids(self) -> set[str]:
         return set((await self._session.scalars(select(DocumentRow.id))).all())
 
+    async def titles(self) -> dict[str, str]:
+        """Of every document, by id."""
+        query = select(DocumentRow.id, DocumentRow.title)
+        return {row.id: row.title for row in await self._session.execute(query)}
+
     async def remove(self, document_id: str) -> None:
         """Remove the row with its pages, and its sessions with their turns, also those over other documents too."""
         row = await self.get(document_id)

@@ -7,7 +7,7 @@ from sqlalchemy import CursorResult, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import undefer
 
-from service.db.models import TurnRow
+from service.db.models import DocumentRow, SessionRow, TurnRow
 
 _IN_CONTEXT = or_(TurnRow.status == "done", and_(TurnRow.status == "cancelled", TurnRow.kv_id.is_not(None)))
 
@@ -69,6 +69,16 @@ class Turns:
         """Ids of stored KV that some turn refers to."""
         rows = await self._session.scalars(select(TurnRow.kv_id).where(TurnRow.kv_id.is_not(None)).distinct())
         return {kv_id for kv_id in rows if kv_id is not None}
+
+    async def titles(self) -> dict[str, str]:
+        """The title of the first document that a stored KV is about, by the KV's id."""
+        query = (
+            select(TurnRow.kv_id, DocumentRow.title)
+            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            .join(DocumentRow, DocumentRow.id == SessionRow.document_id)
+            .where(TurnRow.kv_id.is_not(None))
+        )
+        return {kv_id: title for kv_id, title in await self._session.execute(query) if kv_id is not None}
 
     async def _changed(self, query: Any) -> int:
         result = await self._session.execute(query.execution_options(synchronize_session=False))

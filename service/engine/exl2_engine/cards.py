@@ -28,6 +28,6 @@ def check_card(device: torch.device) -> None:
     if capability < LEAST_CAPABILITY:
         raise EngineRefused(f"{name} is of sm_{capability[0]}{capability[1]}, the exl2 engine needs sm_70 or newer")
     if find_spec("exllamav2") is None:
-        raise EngineRefused("the exl2 engine needs exllamav2: pip install 'preread[gpu]'")
+        raise EngineRefused("the exl2 engine needs exllamav2: run .venv/bin/pip install '.[gpu]' in Preread's folder")
     if (n := torch.cuda.device_count()) > 1:
         log.warning("the engine uses %s, the first of %d cards; CUDA_VISIBLE_DEVICES chooses another", name, n)

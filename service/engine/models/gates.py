@@ -26,7 +26,8 @@ def gate_again(model_dir: Path, card: ModelCard, progress: Progress = silent) ->
     if not card_engine_ready():
         raise EngineRefused(
             f"the weights of {card.name} are quantized ({card.quantization}) and can be measured only where there are "
-            "an NVIDIA card and exllamav2 (pip install 'preread[gpu]'): run `preread models measure` there"
+            "an NVIDIA card and exllamav2 (.venv/bin/pip install '.[gpu]' in Preread's folder): run `preread models "
+            "measure` there"
         )
     from service.engine.exl2_engine.gate import card_gate
 

@@ -43,7 +43,7 @@ def heads_again(model_dir: Path, progress: Progress = silent) -> IndexHeads:
     if card.needs_card and not card_engine_ready():
         raise EngineRefused(
             f"the weights of {card.name} are quantized ({card.quantization}): its index heads can be found only where "
-            "there are an NVIDIA card and exllamav2 (pip install 'preread[gpu]')"
+            "there are an NVIDIA card and exllamav2 (.venv/bin/pip install '.[gpu]' in Preread's folder)"
         )
     found = _find(model_dir, card, progress)
     save_index_heads(found, model_dir)

@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from redis.exceptions import OutOfMemoryError
 
 from cache_store.area import Removed
 from cache_store.errors import SnapshotMiss, StorageFailed
-from cache_store.keys import SnapshotKey
+from cache_store.keys import EntryName, SnapshotKey, flat_key
 from cache_store.tiers.errors import TierRefused
 from cache_store.tiers.memory import MemoryTier
+from cache_store.tiers.notes import Notes
 from cache_store.tiers.redis import RedisTier
 from tests.cache_store.recipes import KEY, RESIDENT, Recipe
 from tests.cache_store.tiers.conftest import MakeStore
@@ -103,3 +105,53 @@ def test_a_note_that_the_disk_refuses_leaves_nothing(
         with pytest.raises(StorageFailed):
             store.delete_by_tier(KEY)
     assert [path for path in (tmp_path / "a" / "far").rglob("*") if path.is_file()] == []
+
+
+def test_a_note_that_did_not_reach_the_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes(tmp_path)
+    synced: list[str] = []
+
+    def sync(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        if synced[-1] == str(tmp_path / "far" / "removals"):
+            raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    name = EntryName(KEY, "0" * 16)
+    notes.ask_upload(name, ["far"])
+    noted = tmp_path / "far" / "uploads" / flat_key(KEY)
+    assert synced[0].startswith(f"{noted}/{name.fingerprint_digest}.")  # before it gets its name
+    assert synced[1:] == [str(noted), str(noted.parent)]
+    with pytest.raises(StorageFailed, match="making a note of a tier"):
+        notes.ask_removal(KEY, "far")
+    assert notes.is_removed(KEY, "far")  # it may be there after all, and counts
+
+
+def test_placed_copies_are_known_since_a_time(tmp_path: Path) -> None:
+    notes, name = Notes(tmp_path), EntryName(KEY, "0" * 16)
+    before = int(time.time())
+    notes.uploaded(name, "redis")
+    place = tmp_path / "far" / "placed" / flat_key(KEY) / name.fingerprint_digest
+    place.write_text("redis 1000\nobject\n")  # the second as an earlier version wrote it
+    os.utime(place, (2000, 2000))
+    assert notes.known_at(KEY) == {"redis": 1000, "object": 2000}
+    notes.uploaded(name, "object")
+    assert notes.known_at(KEY)["redis"] == 1000
+    assert notes.known_at(KEY)["object"] >= before
+    assert notes.placed(name) == ["redis", "object"]
+    notes.not_placed(name, "redis")
+    assert list(notes.known_at(KEY)) == ["object"]
+
+
+def test_a_tier_that_was_emptied_is_noticed_when_it_is_asked(
+    make_store: MakeStore, recipe: Recipe, far: MemoryTier
+) -> None:
+    store = make_store([far])
+    recipe.build(store)
+    store.uploader.send_noted()
+    assert store.far_places(recipe.key) == {"far": "ready"}
+    far.remove(recipe.key)
+    store.evict(recipe.key)
+    with pytest.raises(SnapshotMiss):
+        recipe.read(store)
+    assert store.far_places(recipe.key) == {}

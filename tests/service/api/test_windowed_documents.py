@@ -162,8 +162,8 @@ async def test_a_question_has_the_room_behind_a_segment(open_client, made, reade
         path = f"/v1/sessions/{session_id}/questions"
         assert (await client.post(path, json={"question": "Who?"})).status_code == 200
         refused = await client.post(path, json={"question": "x" * 1000})
-        # 800 less 256 for what is fetched
-        assert "room for 544 tokens beside its document" in refused.json()["detail"]
+        assert "holds 800 tokens beside its document" in refused.json()["detail"]
+        assert "of which what is fetched for a question may take 256" in refused.json()["detail"]
 
 
 async def test_a_lost_snapshot_is_built_again_as_it_was(client, made, engine, ask):

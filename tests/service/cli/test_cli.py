@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -86,6 +88,26 @@ def test_ask_goes_on_with_a_session(preread, file: Path) -> None:
     assert again["answers"][0]["usage"]["reused_tokens"] > first["document"]["token_count"]
 
 
+def test_snapshots_have_the_titles_of_their_documents(preread, file: Path) -> None:
+    session_id = json.loads(preread("ask", str(file), "Who?", "--json").stdout)["session_id"]
+    assert session_id
+    rows = json.loads(preread("snapshots", "list", "--json").stdout)["snapshots"]
+    assert {(row["kind"], row["title"]) for row in rows} == {("document", "contract.txt"), ("turn", "contract.txt")}
+    shown = preread("snapshots", "list").stdout.splitlines()
+    assert len(shown) == len(rows)
+    assert all(' "contract.txt": published, ' in line for line in shown)
+
+
+def test_a_database_of_another_version_takes_only_the_titles_away(preread, file: Path, settings: Settings) -> None:
+    preread("ingest", str(file))
+    with closing(sqlite3.connect(settings.data_dir / "preread.sqlite3")) as database:
+        database.execute("ALTER TABLE documents RENAME COLUMN title TO name")
+        database.commit()
+    listed = preread("snapshots", "list")
+    assert listed.stdout.startswith("document doc_")
+    assert "titles are left out" in listed.stderr
+
+
 def test_ask_about_several_files(preread, file: Path, tmp_path: Path) -> None:
     other = tmp_path / "letter.txt"
     other.write_text("The auditor is Clara Vint. She came in May.\n" * 12)
@@ -93,7 +115,7 @@ def test_ask_about_several_files(preread, file: Path, tmp_path: Path) -> None:
     first = json.loads(preread(*asked, "--json").stdout)
     ids = [document["id"] for document in first["documents"]]
     assert {part["document_id"] for part in first["answers"][0]["provenance"]} == set(ids)
-    assert f"fetched from {other}, pages 1 to 1" in preread(*asked).stderr
+    assert f"fetched from {other}, page 1\n" in preread(*asked).stderr
     again = json.loads(
         preread("ask", ids[0], "And?", "--with", ids[1], "--session", first["session_id"], "--json").stdout
     )
@@ -115,7 +137,7 @@ def test_a_part_of_a_document_is_kept_where_that_is_asked_for(preread, file: Pat
     snapshot = read["document"]["snapshot"]
     assert (snapshot["retention"]["preset"], snapshot["resident_tokens"]) == ("custom", 72)
     shown = preread("ask", str(file), "Who?", "--retention", asked)
-    assert "fetched from pages 1 to 1" in shown.stderr
+    assert "fetched from page 1\n" in shown.stderr
     again = json.loads(preread("ask", str(file), "Who?", "--retention", asked, "--json").stdout)
     assert (again["document"]["id"], again["answers"][0]["cache"]["restored_tokens"]) == (read["document"]["id"], 72)
     assert {part["mode"] for part in again["answers"][0]["provenance"]} >= {"fetched"}

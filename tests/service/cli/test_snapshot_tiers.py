@@ -112,4 +112,7 @@ def test_a_missing_extra_is_told_in_a_sentence(settings: Settings, monkeypatch: 
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "cache_store.tiers.object", raising=False)
     result = snapshots("list", exit_code=1)
-    assert "PREREAD_OBJECT_URL is set, and obstore is not installed: pip install 'preread[object]'." in result.stderr
+    assert (
+        "PREREAD_OBJECT_URL is set, and obstore is not installed: run .venv/bin/pip install '.[object]' in Preread's"
+        in result.stderr
+    )

@@ -1,0 +1,6 @@
+"""Small things about sentences."""
+
+
+def some_pages(n: int, n_pages: int, one: str, more: str) -> str:
+    """ "3 of 16 pages have", or "1 of 16 pages has": `one` and `more` are the verb's forms."""
+    return f"{n:,} of {n_pages:,} page{'' if n_pages == 1 else 's'} {one if n == 1 else more}"

@@ -1,0 +1,55 @@
+"""How far a long command is: bars on a terminal, lines elsewhere, so that it is never silent for minutes."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from service.cli.output import err
+
+LINE_EVERY_S = 10.0
+"""Between two lines of one stage."""
+
+Told = Callable[[str, int, int], None]
+"""Takes (stage, done, total)."""
+
+
+@contextmanager
+def stages(beginning: str) -> Iterator[Told]:
+    """A bar per stage on standard error, or lines where that is no terminal. `beginning` is said at once: what comes
+    before the first stage, such as imports, takes seconds."""
+    if not err.is_terminal:
+        err.print(f"{beginning} ...", markup=False)
+        yield Lines()
+        return
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as bars:
+        tasks: dict[str, Any] = {beginning: bars.add_task(beginning, total=None)}
+
+        def told(stage: str, done: int, total: int) -> None:
+            if first := tasks.pop(beginning, None):
+                bars.remove_task(first)
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield told
+
+
+class Lines:
+    """A line when a stage begins and when it ends, and one each `LINE_EVERY_S` between."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._stage = ""
+        self._said_at = 0.0
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = self._clock()
+        if stage == self._stage and done < total and now - self._said_at < LINE_EVERY_S:
+            return
+        self._stage, self._said_at = stage, now
+        share = f": {100 * done // total} %" if total else ""
+        err.print(f"  {stage}{share}", markup=False)
