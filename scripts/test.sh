@@ -15,6 +15,15 @@ if ! command -v redis-server >/dev/null; then
         exit 1
     }
 fi
+# And a real PostgreSQL. Debian has its programs beside the path.
+if ! command -v initdb >/dev/null && ! compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null; then
+    echo "The tests need PostgreSQL; installing Debian's package ..." >&2
+    sudo=$([ "$(id -u)" = 0 ] || echo "sudo -n")
+    { $sudo apt-get update && $sudo env DEBIAN_FRONTEND=noninteractive apt-get install --yes postgresql; } >/dev/null || {
+        echo "postgresql could not be installed: install it (Debian: apt-get install postgresql), then try again." >&2
+        exit 1
+    }
+fi
 if [ $# -gt 0 ]; then
     exec .venv/bin/python -m pytest "$@"
 fi

@@ -12,6 +12,7 @@ ServiceError                code, detail (says what to do)
 ├── Unsupported             a kind of file this version cannot read
 ├── Busy                    a bounded queue is full; `retry_after_s`
 ├── Unavailable             the engine is down or restarting; `retry_after_s`
+│   └── DatabaseUnavailable the database is not there, or took too long; nothing was changed
 └── StorageFull             disk budget, free-space floor, or the operating system refused
 """
 
@@ -76,6 +77,10 @@ class Busy(_Retryable):
 
 class Unavailable(_Retryable):
     code = "engine_unavailable"
+
+
+class DatabaseUnavailable(Unavailable):
+    code = "database_unavailable"
 
 
 class StorageFull(ServiceError):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
+from tests.postgres import PostgresServer
 from tests.service.engine.exl2_engine.interpreted import use_interpreter
 
 use_interpreter()  # here, because whatever imports transformers may import triton
@@ -29,6 +30,31 @@ def demo_model() -> Path:
     if not (directory / "preread.json").is_file():
         pytest.fail(f"{directory} is not an imported model: run `make model`, or deselect with -m 'not model'")
     return directory
+
+
+@pytest.fixture(scope="session")
+def postgres_session() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgres(postgres_session: PostgresServer) -> Iterator[PostgresServer]:
+    """A PostgreSQL that a test may kill or freeze."""
+    yield postgres_session
+    if postgres_session.process.poll() is None:
+        postgres_session.thaw()
+    else:
+        postgres_session.start()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path / 'a.sqlite3'}"
+    return request.getfixturevalue("postgres").new_database()
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,7 @@ _TITLES = {
     "context_length_exceeded": "It does not fit the model's context",
     "queue_full": "Too many answers are running and waiting",
     "engine_unavailable": "The engine is not available",
+    "database_unavailable": "The database is not available",
     "storage_full": "There is no room left on the disk",
     "internal_error": "The server failed",
 }

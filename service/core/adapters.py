@@ -11,12 +11,17 @@ from service.core.artifacts import SnapshotTier
 from service.core.clock import Clock, SystemClock
 from service.core.engines import start_engine
 from service.core.ingestion import Read
+from service.core.outages import through_outages
 from service.core.prompts import Prompts, fake_prompts, load_prompts
 from service.core.snapshot_tier import StoredSnapshots, tier_config
+from service.db.connect import is_sqlite
 from service.db.engine import Database
-from service.db.migrations import upgrade
+from service.db.migrations import check, upgrade
 from service.engine.protocol import EngineClient
 from service.settings import Settings
+
+START_S = 60.0
+"""How long a start waits for a database that is started at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +49,16 @@ class Adapters:
 
 
 async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given) -> Adapters:
-    """Lock the data directory, bring a SQLite database up to date, start the engine; `stack` undoes it.
+    """Lock the data directory, bring a SQLite database up to date, start the engine; `stack` undoes it. Another
+    database is waited for, and must be up to date.
 
     Raises Conflict when another server uses the directory, ModelError when there is no such model, TierSettings for
-    a tier that cannot be opened.
+    a tier that cannot be opened, ServiceError for a database that cannot be used.
     """
     datadir.prepare(settings)
     stack.enter_context(datadir.lock(settings.data_dir))
     prompts = given.prompts or _prompts(settings)
-    if settings.sqlalchemy_url.startswith("sqlite"):
-        await upgrade(settings.sqlalchemy_url)
+    await _ready_database(settings.sqlalchemy_url)
     store = given.store or StoredSnapshots(settings.store_dir, tier_config(settings))
     db = Database(settings.sqlalchemy_url)
     stack.push_async_callback(db.close)
@@ -81,6 +86,13 @@ def parser(settings: Settings) -> Read:
         memory_nbytes=settings.parse_memory_bytes,
     )
     return partial(parse, limits=limits)
+
+
+async def _ready_database(url: str) -> None:
+    if is_sqlite(url):
+        await upgrade(url)
+    else:
+        await through_outages(lambda: check(url), within_s=START_S)
 
 
 def _prompts(settings: Settings) -> Prompts:

@@ -41,7 +41,7 @@ def error_of(code: str, detail: str) -> ServiceError:
             return Unavailable(_LOST_DETAIL, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
         case "snapshot_miss":
             return Unavailable(_MISS_DETAIL, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
-        case "interrupted":
+        case "interrupted" | "database_unavailable":
             return Unavailable(detail, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
         case "busy" | "queue_full":
             return Busy(detail)

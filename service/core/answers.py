@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -12,6 +13,7 @@ from service.core.answer_run import ENGINE_RETRY_AFTER_S, AnswerRun, Job
 from service.core.citation_indexes import CitationIndexes
 from service.core.citations import Citation
 from service.core.clock import Clock
+from service.core.outages import KEEP_S, through_outages
 from service.core.preparation import Preparation
 from service.core.provenance import notice_of, whole_document
 from service.core.results import Outcome
@@ -150,14 +152,15 @@ class AnswerService:
         if outcome.text and outcome.error is None:
             outcome.citations = await self._cite(job, outcome)
         if outcome.started is not None:
-            await self._account(job, outcome)
+            await through_outages(lambda: self._account(job, outcome), within_s=KEEP_S)
         _log.info("answer over", answer_id=job.answer_id, status=outcome.status, total_ms=round(outcome.total_ms))
-        return await self._turns.finish(job, outcome)
+        return await self._turns.finish(job, outcome, within_s=KEEP_S)
 
     async def _cite(self, job: Job, outcome: Outcome) -> list[Citation]:
         try:
             document_ids = [document.id for document in job.context.documents]
-            return await self._indexes.cite(document_ids, job.question.text, outcome.text)
+            cite = partial(self._indexes.cite, document_ids, job.question.text, outcome.text)
+            return await through_outages(cite, within_s=KEEP_S)
         except Exception as error:  # an answer without citations is better than none
             _log.error("citing failed", answer_id=job.answer_id, exc_info=error)
             return []

@@ -19,7 +19,7 @@ from service.db.engine import Database
 from service.db.models import DeletionRow, DocumentRow
 from service.db.repositories import UnitOfWork
 from service.engine.messages import DocumentRef
-from service.errors import NotFound, StorageFull
+from service.errors import DatabaseUnavailable, NotFound, StorageFull
 
 OnRemoved = Callable[[str, list[str]], Awaitable[None]]
 """Called with a document id and the ids of its sessions, once their rows are gone: stop what uses them."""
@@ -64,7 +64,7 @@ class Deletion:
         if note is None:
             raise NotFound("There is no such document.")
         # Whoever asked may leave; the document must not stay half removed.
-        return await asyncio.shield(asyncio.ensure_future(self._clean(note)))
+        return await asyncio.shield(asyncio.ensure_future(self._clean_now(note)))
 
     async def finish_all(self) -> None:
         """At start: deletions that a crash, or a full disk, cut short. A disk that is full still is no reason not to
@@ -83,7 +83,7 @@ class Deletion:
         for note in notes:
             try:
                 await self._clean(note)
-            except StorageFull as error:
+            except (StorageFull, DatabaseUnavailable) as error:
                 _log.warning("a deletion is not finished", document_id=note.document_id, exc_info=error)
                 self._refused.append(note)
 
@@ -110,6 +110,13 @@ class Deletion:
             removed=[asdict(part) for part in removed],
             created_at=self._clock.now(),
         )
+
+    async def _clean_now(self, note: DeletionRow) -> list[Removed]:
+        try:
+            return await self._clean(note)
+        except DatabaseUnavailable:  # the note is there still, and what it names is removed by the sweeper
+            self._refused.append(note)
+            raise
 
     async def _clean(self, note: DeletionRow) -> list[Removed]:
         self._board.wake(note.document_id)

@@ -11,6 +11,7 @@ from service.core.clock import Clock
 from service.core.deletion import Deletion, expired
 from service.core.files import Files
 from service.core.jobs import Jobs
+from service.core.outages import KEEP_S, through_outages
 from service.core.progress import Progress, ProgressBoard
 from service.core.uploads import check_title, check_ttl, check_visibility
 from service.db.engine import Database
@@ -132,7 +133,7 @@ class DocumentService:
         """The document now and after each change, through its end. Raises NotFound once it is removed."""
         while True:
             changed = self._board.next_change(document_id)
-            view = await self.get(owner_id, document_id)
+            view = await through_outages(lambda: self.get(owner_id, document_id), within_s=KEEP_S)
             yield view
             if view.row.status in statuses.TERMINAL:
                 self._board.wake(document_id)

@@ -51,7 +51,8 @@ class Readiness:
         except Exception:
             problems["engine"] = "It is starting, or it was lost and is being restarted."
         try:
-            await self._db.ping()
+            async with asyncio.timeout(CHECK_S):
+                await self._db.ping()
         except Exception:
             problems["database"] = "It does not answer."
         try:

@@ -12,11 +12,12 @@ from service.core import statuses
 from service.core.artifacts import Artifacts
 from service.core.clock import Clock
 from service.core.ingestion import Ingestion
+from service.core.outages import through_outages
 from service.core.progress import ProgressBoard
 from service.db.engine import Database
 from service.db.models import DocumentRow
 from service.engine.messages import DocumentRef
-from service.errors import ServiceError, StorageFull
+from service.errors import DatabaseUnavailable, ServiceError, StorageFull
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Jobs:
         started = time.monotonic()
         ref = DocumentRef(owner_id, document_id)
         try:
-            await self._ingestion.run(document_id, lambda: self._passwords.pop(document_id, None))
+            await through_outages(lambda: self._attempt(document_id))
         except IngestError as error:
             await self._fail(ref, error.code, str(error))
         except ServiceError as error:
@@ -95,6 +96,16 @@ class Jobs:
             await self._fail(ref, "internal_error", "The server failed on this document; its log says why.")
         else:
             _log.info("document done", document_id=document_id, seconds=round(time.monotonic() - started, 3))
+
+    async def _attempt(self, document_id: str) -> None:
+        """Until the end, or until the database goes away: then the password is kept for the next one."""
+        password = self._passwords.get(document_id)
+        try:
+            await self._ingestion.run(document_id, lambda: self._passwords.pop(document_id, None))
+        except DatabaseUnavailable:
+            if password is not None:
+                self._passwords[document_id] = password
+            raise
 
     async def _fail(self, ref: DocumentRef, code: str, detail: str) -> None:
         """Say why, give the bytes free to be uploaded again, and leave nothing else behind."""
@@ -127,6 +138,8 @@ class Jobs:
             await asyncio.sleep(_STORE_PROGRESS_S)
             try:
                 await self.store_progress()
+            except DatabaseUnavailable:
+                continue  # the next one is as good
             except Exception as error:
                 _log.error("progress was not stored", exc_info=error)
 
@@ -147,9 +160,9 @@ class Jobs:
 
 
 async def _once_there_is_room(step: Callable[[], Awaitable[T]]) -> T:
-    """A full disk at the end of a document must not keep it unfinished for ever."""
+    """A full disk, or no database, at the end of a document must not keep it unfinished for ever."""
     while True:
         try:
-            return await step()
+            return await through_outages(step)
         except StorageFull:
             await asyncio.sleep(_RETRY_S)

@@ -3,12 +3,13 @@
 from service.core.answer_run import Job, error_of
 from service.core.clock import Clock
 from service.core.context import pack_ids, pack_spans
+from service.core.outages import through_outages
 from service.core.results import Outcome, columns_of, result_of
 from service.core.streams import StreamEvent, closing_events
 from service.core.turn_kv import TurnKV
 from service.db.engine import Database
 from service.db.models import TurnRow
-from service.errors import NotFound, ServiceError, StorageFull
+from service.errors import DatabaseUnavailable, NotFound, ServiceError, StorageFull
 
 INTERRUPTED = "interrupted"
 INTERRUPTED_DETAIL = "The server stopped while this question was being answered: ask it again."
@@ -48,19 +49,19 @@ class TurnLog:
             )
             await uow.sessions.touch(job.session_id, now)
 
-    async def finish(self, job: Job, outcome: Outcome) -> TurnRow:
-        """Write the end of the turn, and give it back as it now is.
+    async def finish(self, job: Job, outcome: Outcome, *, within_s: float = 0.0) -> TurnRow:
+        """Write the end of the turn, and give it back as it now is. A database that is away is waited for.
 
-        When it cannot be kept (disk full, session deleted meanwhile) it is a failed turn that says so, and
+        When it cannot be kept (disk full, no database, session deleted meanwhile) it is a failed turn that says so, and
         its KV is removed: the next question builds on what was there before.
         """
         turn = TurnRow(id=job.answer_id, **columns_of(outcome, job.context.n_document_tokens))
         try:
-            if await self._write(job, outcome):
+            if await through_outages(lambda: self._write(job, outcome), within_s=within_s):
                 return turn
             error: ServiceError = NotFound("The session or its document was deleted meanwhile.")
-        except StorageFull as full:
-            error = full
+        except (StorageFull, DatabaseUnavailable) as refused:
+            error = refused
         await self._turn_kv.delete(job.owner_id, [job.answer_id])
         turn.status, turn.error_code, turn.error_detail = "failed", error.code, error.detail
         return turn

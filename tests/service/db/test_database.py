@@ -14,13 +14,21 @@ from service.errors import StorageFull
 
 def document(id="doc_1", key="k", **values):
     return DocumentRow(
-        id=id, owner_id="o", dedupe_key=key, title="t", filename="f", nbytes=1, sha256="0", created_at=1.0,
-        updated_at=1.0, **values,
+        id=id, owner_id="o", dedupe_key=key, filename="f", nbytes=1, sha256="0", created_at=1.0, updated_at=1.0,
+        **({"title": "t"} | values),
     )  # fmt: skip
 
 
 @pytest.fixture
-async def db(anyio_backend, tmp_path):
+async def db(anyio_backend, database_url):
+    await upgrade(database_url)
+    database = Database(database_url)
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def sqlite(anyio_backend, tmp_path):
     url = f"sqlite+aiosqlite:///{tmp_path / 'a.sqlite3'}"
     await upgrade(url)
     database = Database(url)
@@ -97,27 +105,27 @@ async def test_a_removed_document_takes_its_pages_sessions_and_turns(db):
 
 
 @pytest.mark.anyio
-async def test_a_full_disk_is_said_and_what_was_there_stays(db):
-    async with db.writing() as uow:
+async def test_a_full_disk_is_said_and_what_was_there_stays(sqlite):
+    async with sqlite.writing() as uow:
         await uow.documents.add(document())
-    async with db.engine.connect() as connection:
+    async with sqlite.engine.connect() as connection:
         size = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
         await connection.exec_driver_sql(f"PRAGMA max_page_count={size}")
         await connection.rollback()
     with pytest.raises(StorageFull):  # noqa: PT012
-        async with db.writing() as uow:
+        async with sqlite.writing() as uow:
             pages = [PageRow(document_id="doc_1", number=n, text="x" * 10_000) for n in range(1, 50)]
             await uow.pages.replace("doc_1", pages)
-    async with db.reading() as uow:
+    async with sqlite.reading() as uow:
         assert await uow.pages.all("doc_1") == []
         assert await uow.documents.get("doc_1") is not None
 
 
 @pytest.mark.anyio
-async def test_the_file_is_in_wal_mode_and_checks_foreign_keys(db, tmp_path):
+async def test_the_file_is_in_wal_mode_and_checks_foreign_keys(sqlite, tmp_path):
     with sqlite3.connect(tmp_path / "a.sqlite3") as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
     with pytest.raises(Exception, match="FOREIGN KEY"):
-        async with db.writing() as uow:
+        async with sqlite.writing() as uow:
             await uow.pages.replace("doc_none", [PageRow(document_id="doc_none", number=1, text="x")])

@@ -1,0 +1,85 @@
+"""What goes wrong in a database, as the use cases are told: it is full, or it does not answer now."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from alembic.util import CommandError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
+
+from service.errors import DatabaseUnavailable, ServiceError, StorageFull
+
+RETRY_AFTER_S = 2
+_FULL = ("database or disk is full", "disk i/o error")
+_FULL_STATE = "53100"
+_LOCKED = "database is locked"
+# Connection lost or refused, server stopping or starting, too many connections; a deadlock, a lock or a statement that
+# took too long, a transaction that stood still; a server that became a standby.
+_AWAY = ("08", "57P", "53300", "40001", "40P01", "55P03", "57014", "25P03", "25006")
+
+
+@contextmanager
+def faults() -> Iterator[None]:
+    """Raises StorageFull for a disk that refuses a write, DatabaseUnavailable for a database that is not there or busy
+    beyond its time; both leave nothing half done."""
+    try:
+        yield
+    except (SQLAlchemyError, ConnectionError, TimeoutError) as error:
+        if is_full(error):
+            raise StorageFull("The disk refused a write to the database: free some space, try again.") from error
+        if is_away(error):
+            raise unavailable() from error
+        raise
+
+
+@contextmanager
+def connecting() -> Iterator[None]:
+    """The same while a connection is made, when every fault of the operating system means that there is none."""
+    try:
+        with faults():
+            yield
+    except OSError as error:
+        raise unavailable() from error
+
+
+def unavailable() -> DatabaseUnavailable:
+    return DatabaseUnavailable("The database does not answer: try again.", retry_after_s=RETRY_AFTER_S)
+
+
+def is_full(error: Exception) -> bool:
+    if _state_of(error) == _FULL_STATE:
+        return True
+    return isinstance(error, OperationalError) and any(sign in str(error.orig).lower() for sign in _FULL)
+
+
+def is_away(error: Exception) -> bool:
+    """Whether trying again can help."""
+    if isinstance(error, ConnectionError | TimeoutError | NoConnectionLeft):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    locked = isinstance(error, OperationalError) and _LOCKED in str(error.orig)
+    return error.connection_invalidated or locked or _state_of(error).startswith(_AWAY)
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Say in a sentence why a database cannot be opened or migrated; its URL may hold a password and is not shown."""
+    try:
+        yield
+    except ImportError as error:
+        raise ServiceError(
+            f"The database cannot be used: {error}. PostgreSQL needs the extra: pip install 'preread[postgres]'.",
+            code="database_unusable",
+        ) from error
+    except (SQLAlchemyError, CommandError) as error:
+        raise ServiceError(
+            f"The database cannot be used: {getattr(error, 'orig', None) or error}. Check PREREAD_DATABASE_URL; put a "
+            "backup in the place of a damaged file.",
+            code="database_unusable",
+        ) from error
+
+
+def _state_of(error: Exception) -> str:
+    """The SQLSTATE that PostgreSQL gave, or nothing."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
