@@ -83,7 +83,7 @@ class Settings(BaseSettings):
     )
     shutdown_grace_s: float = Field(5.0, gt=0, description="Time open requests get to end after SIGTERM.")
 
-    database_url: str = Field("", description="`postgresql://user:password@host/name`; empty is SQLite in the data directory.")
+    database_url: str = Field("", description="`postgresql://user:password@host/name`; empty: SQLite.")
     max_upload_bytes: int = Field(200 * MIB, gt=0, description="Largest accepted file.")
     max_pages: int = Field(5000, gt=0, description="Most pages of a document.")
     parse_concurrency: int = Field(1, ge=1, le=16, description="Documents parsed at the same time.")
