@@ -109,6 +109,14 @@ class Settings(BaseSettings):
         description="Object store where snapshots outlive the host: `s3://bucket/prefix`, `gs://`, `az://`, `file://`.",
     )
     object_budget_bytes: int = Field(0, ge=0, description="Bytes of snapshots in the object store; 0 is no limit.")
+    fleet_url: str = Field(
+        "",
+        description="Redis in which workers register, as `redis://host:6379/1`: `serve` uses them. Empty: one machine.",
+    )
+    fleet_heartbeat_s: float = Field(
+        1.0, gt=0, description="How often workers say that they live; lost after three times that."
+    )
+    worker_grace_s: float = Field(30.0, ge=0, description="Time a worker's open requests get to end after SIGTERM.")
     free_floor_bytes: int = Field(512 * MIB, ge=0, description="Free disk that is never used up.")
     sweep_interval_s: float = Field(60.0, gt=0, description="How often expired documents are removed.")
 

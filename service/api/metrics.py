@@ -60,6 +60,8 @@ class EngineCollector(Collector):
         if self.stats is None:
             return
         for name in self.stats.__struct_fields__:
+            if name == "documents":
+                continue
             kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             yield kind(
                 f"preread_engine_{name.removesuffix('_total')}",

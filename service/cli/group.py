@@ -6,6 +6,7 @@ import click
 
 _COMMANDS = {
     "serve": ("service.cli.serve:serve", "Serve the REST API."),
+    "worker": ("service.cli.worker:worker", "Serve the engine to the API processes of a fleet."),
     "ingest": ("service.cli.ingest:ingest", "Read documents and keep their snapshots."),
     "ask": ("service.cli.ask:ask", "Ask questions about a file, without a server."),
     "models": ("service.cli.models:models", "Import, list, check and measure models."),

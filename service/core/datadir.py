@@ -16,15 +16,15 @@ def prepare(settings: Settings) -> None:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def lock(data_dir: Path) -> IO[bytes]:
-    """Hold the directory until the file is closed. Raises Conflict when another server has it."""
-    file = os.fdopen(os.open(data_dir / "server.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b")
+def lock(data_dir: Path, what: str = "server") -> IO[bytes]:
+    """Hold the directory until the file is closed. Raises Conflict when another server, or `what` else, has it."""
+    file = os.fdopen(os.open(data_dir / f"{what}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise Conflict(
-            f"Another Preread server is using {data_dir}: stop it, or set PREREAD_DATA_DIR to another one.",
+            f"Another Preread {what} is using {data_dir}: stop it, or set PREREAD_DATA_DIR to another one.",
             code="data_dir_in_use",
         ) from None
     return file

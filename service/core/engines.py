@@ -1,9 +1,16 @@
 """The engine that the settings name: a supervised process for a server, or one in this process."""
 
+from typing import TYPE_CHECKING
+
 from service.core.snapshot_tier import tier_config
 from service.engine.factory import EngineConfig
 from service.engine.protocol import EngineClient
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.engine.remote.supervisor import EngineSupervisor
+
+FLEET_START_S = 600.0
 
 
 def engine_config(settings: Settings) -> EngineConfig:
@@ -32,7 +39,19 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 
 async def start_engine(settings: Settings) -> EngineClient:
-    """A child process with the model, started again when it dies. Returns once it answers."""
+    """The workers of the fleet, where there is one; else a child process with the model, started again when it dies.
+    Returns once it answers. Raises EngineLost, and FleetSettings for an address that is none."""
+    if settings.fleet_url:
+        from service.engine.fleet.client import FleetClient
+
+        fleet = FleetClient(settings.fleet_url, heartbeat_s=settings.fleet_heartbeat_s)
+        await fleet.start(FLEET_START_S)
+        return fleet
+    return await start_supervised(settings)
+
+
+async def start_supervised(settings: Settings) -> "EngineSupervisor":
+    """A child process with the model. Returns once it answers."""
     from service.engine.remote.supervisor import EngineSupervisor
 
     engine = EngineSupervisor(engine_config(settings))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from cache_store.fingerprint import Fingerprint
 from service.engine.digests import digest_of
-from service.engine.host.kept import holds, together_ref
+from service.engine.host.kept import documents_of, holds, together_ref
 from service.engine.messages import (
     AnswerDone,
     AnswerEvent,
@@ -153,6 +153,7 @@ class FakeEngine:
             document_prefill_tokens_total=c["document_prefill"], running=c["running"], waiting=c["waiting"],
             resident_documents=len(self.resident), resident_nbytes=n_resident * BYTES_PER_TOKEN,
             document_references=c["running"], tail_slots_used=c["running"], rss_nbytes=0,
+            documents=list(dict.fromkeys(document for ref in self.resident for document in documents_of(ref))),
         )  # fmt: skip
 
     async def check(self) -> float:

@@ -235,7 +235,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 class EngineStats(msgspec.Struct, frozen=True):
     """Counters and gauges of an engine process. `*_total` only grow during its life. `host_*`: documents that left the
-    card, in host memory. `index_*`: indexes of windowed documents, apart from `resident_nbytes`."""
+    card, in host memory. `index_*`: indexes of windowed documents, apart from `resident_nbytes`. `documents`: those in
+    memory, whole or in part."""
 
     prefilled_tokens_total: int
     decoded_tokens_total: int
@@ -252,6 +253,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     host_nbytes: int = 0
     index_documents: int = 0
     index_nbytes: int = 0
+    documents: list[DocumentRef] = []
 
 
 class ReleaseDone(msgspec.Struct, frozen=True):

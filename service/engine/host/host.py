@@ -21,7 +21,7 @@ from service.engine.host.build import Build
 from service.engine.host.cold import ColdDocuments, DocumentMiss
 from service.engine.host.context import HostContext
 from service.engine.host.host_tier import HostTier
-from service.engine.host.kept import holds
+from service.engine.host.kept import documents_of, holds
 from service.engine.host.opening import open_full
 from service.engine.host.residency import DocumentTooLarge, Residency
 from service.engine.host.tails import TailPool
@@ -184,7 +184,14 @@ class EngineHost:
             index_documents=c.cold.n_documents,
             index_nbytes=c.cold.nbytes,
             rss_nbytes=psutil.Process().memory_info().rss,
+            documents=self._documents(),
         )
+
+    def _documents(self) -> list[DocumentRef]:
+        """Those with rows in the memory of the device or host."""
+        tier = self._context.host_tier
+        refs = [*self._context.residency.refs, *(tier.refs if tier is not None else [])]
+        return list(dict.fromkeys(document for ref in refs for document in documents_of(ref)))
 
     def drain(self, deadline_s: float) -> None:
         """Take no more requests. Builds stop at once, their journals stay; answers may end for half the time,

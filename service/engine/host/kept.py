@@ -180,10 +180,14 @@ def together_ref(refs: Sequence[DocumentRef]) -> DocumentRef:
 
 def holds(ref: DocumentRef, document: DocumentRef) -> bool:
     """Whether what is counted as `ref` has rows of `document`."""
-    if ref.owner_id != document.owner_id:
-        return False
+    return document in documents_of(ref)
+
+
+def documents_of(ref: DocumentRef) -> list[DocumentRef]:
+    """The documents that have rows in what is counted as `ref`."""
     *names, last = ref.document_id.split("+")
-    return document.document_id in (*names, last.removesuffix(_TOGETHER).removesuffix(_SCRATCH))
+    names.append(last.removesuffix(_TOGETHER).removesuffix(_SCRATCH))
+    return [DocumentRef(ref.owner_id, name) for name in names]
 
 
 def segments_of(n_tokens: int, retention: Retention) -> Segments:

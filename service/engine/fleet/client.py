@@ -1,0 +1,206 @@
+"""The engine of an API process whose engines are workers elsewhere."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from service.engine.fleet import keys
+from service.engine.fleet.dispatch import Dispatcher, Place, Run
+from service.engine.fleet.link import Link, LinkDown
+from service.engine.fleet.reader import EventReader
+from service.engine.fleet.records import (
+    NO_WORKER,
+    UNKNOWN,
+    UNSENT_BUILD,
+    Delete,
+    Pointer,
+    Refused,
+    decode_pointer,
+    ends,
+)
+from service.engine.fleet.roster import Roster, Worker, place_answer, place_build
+from service.engine.fleet.watch import Watch
+from service.engine.messages import (
+    AnswerEvent,
+    AnswerRequest,
+    BuildDone,
+    BuildEvent,
+    BuildRequest,
+    DocumentRef,
+    EngineInfo,
+    EngineStats,
+    Failed,
+    ReleaseDone,
+)
+from service.engine.protocol import EngineLost
+from service.engine.remote import wire
+
+CALL_S = 15.0
+TRIES = 4
+"""Workers that a request is sent to, one after another, when they refuse it because they are about to stop."""
+
+
+class FleetClient:
+    """An `EngineClient` and `Attachable` over all workers that registered in a Redis.
+
+    `start` waits until one is there. `heartbeat_s` is how often it looks at them. A request is sent to one worker and
+    stays there; when that is lost it ends with `engine_lost`.
+    """
+
+    def __init__(self, url: str, *, heartbeat_s: float = 1.0) -> None:
+        self._roster = Roster()
+        self._link = Link(url, timeout_s=max(3 * heartbeat_s, 1.0))
+        self._reader = EventReader(Link(url), uuid.uuid4().hex)
+        self._dispatcher = Dispatcher(self._link, self._reader, self._roster, heartbeat_s)
+        self._watch = Watch(self._link, self._roster, heartbeat_s, self._looked)
+        self._heartbeat_s = heartbeat_s
+        self._found = asyncio.Event()
+
+    async def start(self, timeout_s: float) -> None:
+        """Wait until there is a worker, or there was one. Raises EngineLost when there never was in that time."""
+        self._reader.start()
+        self._watch.start()
+        try:
+            await asyncio.wait_for(self._found.wait(), timeout_s)
+        except TimeoutError:
+            await self.close()
+            raise EngineLost(f"no worker registered in {timeout_s:g} s: start `preread worker`") from None
+
+    @property
+    def info(self) -> EngineInfo:
+        """What all workers can do together. Raises EngineLost before there was one."""
+        if self._roster.info is None:
+            raise EngineLost(NO_WORKER.detail)
+        return self._roster.info
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._roster.serving) and not self._watch.down
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Those that are known now, also of other fingerprints."""
+        return self._roster.all
+
+    def build(self, request: BuildRequest) -> AsyncIterator[BuildEvent]:
+        run = Run(request.request_id, [request.document])
+        return self._run(run, wire.Build(0, request), place_build, UNSENT_BUILD)
+
+    def answer(self, request: AnswerRequest) -> AsyncIterator[AnswerEvent]:
+        documents = [part.document for part in request.parts] or [request.document]
+        run = Run(request.request_id, documents, request.session_id)
+        return self._run(run, wire.Answer(0, request), place_answer, NO_WORKER)
+
+    async def attach(self, request_id: str) -> AsyncIterator[AnswerEvent]:
+        """As `Attachable.attach` says."""
+        try:
+            pointer = await self._pointer(request_id)
+        except LinkDown:
+            yield Failed("unknown_request", "Redis does not answer", retryable=True)
+            return
+        if pointer is None:
+            yield UNKNOWN
+            return
+        run = Run(request_id, [], pointer=pointer)
+        follower = await self._dispatcher.attach(run)
+        try:
+            while not follower.drained:
+                for event in await follower.take():
+                    yield event  # pyright: ignore[reportReturnType] - a run of an answer has no others
+        finally:
+            self._dispatcher.leave(run)
+
+    async def cancel(self, request_id: str) -> None:
+        """Stop a request wherever it runs, also one that another process began."""
+        with suppress(LinkDown):
+            if (pointer := self._dispatcher.pointer_of(request_id) or await self._pointer(request_id)) is not None:
+                await self._dispatcher.tell(pointer, wire.Cancel(request_id, closed=False))
+
+    async def release(self, document: DocumentRef) -> ReleaseDone:
+        """Drop a document from the memory of every worker."""
+        return await self._released(wire.Release(0, document))
+
+    async def delete(self, owner_id: str, kind: str, id: str) -> ReleaseDone:
+        """Remove a snapshot from the disk of every worker. One that is away does it when it is back."""
+        return await self._released(Delete(owner_id, kind, id))
+
+    async def release_session(self, session_id: str) -> None:
+        await self._ask_all(wire.ReleaseSession(0, session_id))
+
+    async def stats(self) -> EngineStats:
+        """Of all workers together, as they said with their last heartbeat."""
+        stats = self._roster.stats() if self.alive else None
+        if stats is None:
+            raise EngineLost(NO_WORKER.detail)
+        return stats
+
+    async def check(self) -> float:
+        """Have one worker decode a token; the milliseconds until its answer was here."""
+        serving = self._roster.serving
+        if not serving:
+            raise EngineLost(NO_WORKER.detail)
+        started = time.monotonic()
+        reply = await self._dispatcher.call(min(serving, key=lambda w: w.load), wire.Check(0), CALL_S)
+        if reply is None or reply.error is not None:
+            raise EngineLost("the worker did not decode a token")
+        return (time.monotonic() - started) * 1e3
+
+    async def close(self) -> None:
+        await self._watch.close()
+        await self._dispatcher.close()
+        await self._reader.close()
+        await self._link.close()
+
+    async def _run(
+        self, run: Run, message: wire.Build | wire.Answer, place: Place, unsent: Failed
+    ) -> AsyncGenerator[Any, None]:
+        tried: frozenset[str] = frozenset()
+        open_at_worker = False
+        try:
+            while len(tried) < TRIES and (follower := await self._dispatcher.send(run, message, place, tried)):
+                open_at_worker, again = True, False
+                while not again:
+                    for event in await follower.take():
+                        if again := isinstance(event, Refused) or self._elsewhere(run, event):
+                            break
+                        open_at_worker = not ends(event)
+                        if isinstance(event, BuildDone):
+                            await self._dispatcher.settled(run)
+                        yield event
+                        if not open_at_worker:
+                            return
+                open_at_worker = False
+                tried |= {self._dispatcher.leave(run)}
+            yield unsent
+        finally:
+            if open_at_worker:
+                self._dispatcher.abandon(run)
+            self._dispatcher.leave(run)
+
+    def _elsewhere(self, run: Run, event: Any) -> bool:
+        """Whether a miss is only this worker's: another one has the document on its disk."""
+        if not isinstance(event, Failed) or event.code != "snapshot_miss" or len(run.documents) != 1:
+            return False
+        at_home = run.pointer is not None and run.pointer.worker_id in run.homes
+        return not at_home and any(worker.id in run.homes for worker in self._roster.serving)
+
+    async def _pointer(self, request_id: str) -> Pointer | None:
+        (raw,) = await self._link.ask(("GET", keys.request(request_id)))
+        return decode_pointer(raw) if isinstance(raw, bytes) else None
+
+    async def _released(self, message: wire.Release | Delete) -> ReleaseDone:
+        replies = await self._ask_all(message)
+        done = [reply.released for reply in replies if reply.released is not None]
+        return ReleaseDone(sum(each.objects for each in done), sum(each.nbytes for each in done))
+
+    async def _ask_all(self, message: wire.Release | wire.ReleaseSession | Delete) -> list[wire.Reply]:
+        calls = [self._dispatcher.call(worker, message, CALL_S) for worker in self._roster.all]
+        return [reply for reply in await asyncio.gather(*calls) if reply is not None]
+
+    def _looked(self) -> None:
+        if self._roster.info is not None:
+            self._found.set()
+        self._dispatcher.end_lost()

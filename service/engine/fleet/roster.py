@@ -1,0 +1,168 @@
+"""The workers as an API process sees them, and which of them a request goes to."""
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from service.engine.fleet.records import WorkerState
+from service.engine.messages import DocumentRef, EngineInfo, EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """`sent`: requests sent to it since it last said how many it has."""
+
+    state: WorkerState
+    documents: frozenset[DocumentRef] = frozenset()
+    sent: int = 0
+
+    @classmethod
+    def of(cls, state: WorkerState) -> "Worker":
+        return cls(state, frozenset(state.stats.documents if state.stats is not None else ()))
+
+    @property
+    def id(self) -> str:
+        return self.state.worker_id
+
+    @property
+    def life(self) -> tuple[str, str]:
+        return self.state.worker_id, self.state.epoch
+
+    @property
+    def load(self) -> int:
+        return self.state.active + self.sent
+
+    @property
+    def has_room(self) -> bool:
+        return self.load < self.state.info.max_batch
+
+    def has(self, document: DocumentRef) -> bool:
+        """Whether a document, or a part of it, is in its memory."""
+        return document in self.documents
+
+
+class Roster:
+    """Workers that live, by id. Those of the fingerprint that most have are `serving`; the rest is left alone."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, Worker] = {}
+        self.fingerprint = ""
+        self.info: EngineInfo | None = None
+        self.seen_at = time.monotonic()
+
+    @property
+    def all(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    @property
+    def serving(self) -> list[Worker]:
+        """Those that take requests."""
+        return [w for w in self._of_ours() if w.state.ready and not w.state.draining]
+
+    def update(self, states: Iterable[WorkerState], at: float) -> bool:
+        """What the workers said at a time of the monotonic clock, or after it; whether another fingerprint is served
+        than before."""
+        self._workers = {state.worker_id: Worker.of(state) for state in states}
+        self.seen_at = at
+        before, self.fingerprint = self.fingerprint, self._chosen()
+        if (ours := self._of_ours()) and (merged := merged_info([w.state.info for w in ours])) is not None:
+            self.info = merged
+        return bool(before) and before != self.fingerprint
+
+    def sent(self, worker_id: str) -> None:
+        """Count a request that was sent to a worker."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            self._workers[worker_id] = replace(worker, sent=worker.sent + 1)
+
+    def lives(self, worker_id: str, epoch: str) -> bool:
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.state.epoch == epoch
+
+    def stats(self) -> EngineStats | None:
+        """Figures of all workers that serve, added up."""
+        known = [w.state.stats for w in self._of_ours() if w.state.stats is not None]
+        if not known:
+            return None
+        names = [name for name in EngineStats.__struct_fields__ if name != "documents"]
+        figures: dict[str, Any] = {name: sum(getattr(each, name) for each in known) for name in names}
+        return EngineStats(**figures)
+
+    def _of_ours(self) -> list[Worker]:
+        return [w for w in self._workers.values() if w.state.info.fingerprint_digest == self.fingerprint]
+
+    def _chosen(self) -> str:
+        """The most common fingerprint; of several the one served before, else the first by name."""
+        counts = Counter(w.state.info.fingerprint_digest for w in self._workers.values())
+        if not counts:
+            return self.fingerprint
+        most = max(counts.values())
+        best = sorted(digest for digest, n in counts.items() if n == most)
+        return self.fingerprint if self.fingerprint in best else best[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What speaks for a worker: the session's last one (`session`), documents that it may have in memory, and ids of
+    those that have the first document on their disk, the latest first (`homes`). `tried` have refused."""
+
+    documents: list[DocumentRef]
+    session: str = ""
+    homes: tuple[str, ...] = ()
+    tried: frozenset[str] = frozenset()
+
+
+def place_answer(workers: list[Worker], wish: Wish) -> Worker | None:
+    """The session's worker, else the least loaded of those that have the document in memory, else of those that have
+    it on their disk, else of all. When those that have it are busy and another one has room and can restore it, that
+    one."""
+    open_to = [w for w in workers if w.id not in wish.tried]
+    near = [w for w in open_to if all(w.has(document) for document in wish.documents)]
+    stored = [w for w in open_to if w.id in wish.homes]
+    stuck = [w for w in open_to if w.id == wish.session and (w.state.shares or w in near or w in stored)]
+    for group in (stuck, near, stored):
+        if group:
+            best = least_loaded(group)
+            able = [w for w in open_to if w.has_room and (w.state.shares or w in stored or w in near)]
+            return best if best.has_room or not able else least_loaded(able)
+    return least_loaded(open_to) if open_to else None
+
+
+def place_build(workers: list[Worker], wish: Wish) -> Worker | None:
+    """The worker that has made the document or begun to: its disk has the journal. Else the least loaded."""
+    open_to = [w for w in workers if w.id not in wish.tried]
+    by_id = {w.id: w for w in open_to}
+    at_home = [by_id[home] for home in wish.homes if home in by_id]
+    return at_home[0] if at_home else least_loaded(open_to) if open_to else None
+
+
+def least_loaded(workers: list[Worker]) -> Worker:
+    """By the share of its places that is taken; of equals the one with more free memory for documents."""
+    return min(workers, key=lambda w: (w.load / max(w.state.info.max_batch, 1), _resident_nbytes(w), w.id))
+
+
+def _resident_nbytes(worker: Worker) -> int:
+    return worker.state.stats.resident_nbytes if worker.state.stats is not None else 0
+
+
+def merged_info(infos: list[EngineInfo]) -> EngineInfo | None:
+    """What all workers can do: the smallest of their bounds, and the places of all together."""
+    if not infos:
+        return None
+    return msgspec.structs.replace(
+        min(infos, key=lambda info: info.pid),
+        max_context=min(info.max_context for info in infos),
+        max_batch=sum(info.max_batch for info in infos),
+        tail_tokens=_least(info.tail_tokens for info in infos),
+        resident_tokens=_least(info.resident_tokens for info in infos),
+        n_index_heads=min(info.n_index_heads for info in infos),
+        has_slots=all(info.has_slots for info in infos),
+    )
+
+
+def _least(bounds: Iterable[int]) -> int:
+    """0 is no bound."""
+    return min((bound for bound in bounds if bound), default=0)

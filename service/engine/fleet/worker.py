@@ -1,0 +1,287 @@
+"""Serves one engine to all API processes that share a Redis."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from service.engine.fleet import keys
+from service.engine.fleet.link import Link, LinkDown, refused
+from service.engine.fleet.membership import Beat, Membership
+from service.engine.fleet.outbox import Outbox
+from service.engine.fleet.records import Delete, Refused, WorkerState, decode_task, fields
+from service.engine.messages import EngineStats, Failed, ReleaseDone
+from service.engine.protocol import EngineClient, EngineLost
+from service.engine.remote import wire
+
+log = structlog.get_logger("fleet")
+
+BLOCK_MS = 1000
+RETRY_S = 0.1
+FLUSH_S = 2.0
+STUCK_S = 10.0
+"""An engine that has given no figures for so long takes no more requests."""
+STOPPING = Failed("engine_lost", "the worker stops: ask again", retryable=True)
+_FIRST = b"1-0"
+Call = wire.Release | wire.ReleaseSession | wire.Stats | wire.Check | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a worker is beside its engine. `shares`: it has tiers beyond its disk. `free_nbytes`: of its disk.
+    `delete`: removes a snapshot of an owner, by kind and id, from its disk; objects and bytes by tier. Blocking."""
+
+    worker_id: str
+    heartbeat_s: float = 1.0
+    shares: bool = False
+    free_nbytes: Callable[[], int] = lambda: 0
+    delete: Callable[[str, str, str], dict[str, tuple[int, int]]] = lambda owner_id, kind, id: {}
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    request_id: str
+    task: asyncio.Task[None] | None = None
+
+
+class FleetWorker:
+    """`run` registers and serves until `stop`. The engine is given, and not closed."""
+
+    def __init__(self, url: str, engine: EngineClient, place: Place) -> None:
+        timeout_s = max(keys.BEATS * place.heartbeat_s / 2, 0.5)
+        self._engine = engine
+        self._place = place
+        self._work = Link(url)
+        self._link = Link(url, timeout_s=timeout_s)
+        self._outbox = Outbox(Link(url))
+        self._member = Membership(self._link, place.worker_id, place.heartbeat_s, self._state)
+        self._open: dict[str, _Open] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._stats: EngineStats | None = None
+        self._stats_at = time.monotonic()
+
+    @property
+    def n_open(self) -> int:
+        return len(self._open)
+
+    async def run(self, stop: asyncio.Event, grace_s: float) -> None:
+        """Serve until `stop` is set. Then no more requests are taken, and those that are open may end for `grace_s`."""
+        self._outbox.start()
+        tasks = [
+            asyncio.create_task(work) for work in (self._keep_beating(), self._keep_taking(), self._keep_counting())
+        ]
+        try:
+            await stop.wait()
+            await self._drain(grace_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await self._end_all()
+            await self._member.leave()
+            for link in (self._work, self._link):
+                await link.close()
+            await self._outbox.close()
+
+    # Being there.
+
+    async def _keep_beating(self) -> None:
+        while True:
+            if not self._member.epoch:
+                await self._member.register()
+            else:
+                await self._beat()
+            await asyncio.sleep(self._place.heartbeat_s)
+
+    async def _beat(self) -> None:
+        match await self._member.beat():
+            case Beat.OVER:
+                log.warning("the heartbeat came too late, or Redis lost it: what is open is given up")
+                self._member.epoch = ""
+                await self._end_all()
+                await self._member.register()
+            case Beat.UNHEARD if self._member.is_over:
+                if self._open:
+                    log.error("Redis does not hear this worker: what is open is given up", open=self.n_open)
+                await self._end_all()
+
+    def _state(self, epoch: str) -> WorkerState:
+        return WorkerState(
+            self._place.worker_id,
+            epoch,
+            self._engine.info,
+            ready=self._engine.alive and time.monotonic() - self._stats_at < max(STUCK_S, 3 * self._place.heartbeat_s),
+            draining=self._draining,
+            shares=self._place.shares,
+            active=self.n_open,
+            free_nbytes=self._place.free_nbytes(),
+            heartbeat_s=self._place.heartbeat_s,
+            stats=self._stats,
+        )
+
+    async def _keep_counting(self) -> None:
+        while True:
+            with suppress(EngineLost):
+                self._stats = await self._engine.stats()
+                self._stats_at = time.monotonic()
+            await asyncio.sleep(self._place.heartbeat_s / 2)
+
+    # Taking requests.
+
+    async def _keep_taking(self) -> None:
+        epoch, after = "", _FIRST
+        while True:
+            if epoch != self._member.epoch:
+                epoch, after = self._member.epoch, _FIRST
+            if not epoch:
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                after = await self._take(epoch, after)
+            except LinkDown:
+                await asyncio.sleep(RETRY_S)
+
+    async def _take(self, epoch: str, after: bytes) -> bytes:
+        """Read what has come, and begin it; the id of the last entry. What was read is removed: it may be large."""
+        key = keys.work(self._place.worker_id, epoch)
+        replies = await self._work.ask(
+            ("XTRIM", key, "MINID", after),
+            ("XREAD", "COUNT", 100, "BLOCK", BLOCK_MS, "STREAMS", key, after),
+            timeout_s=BLOCK_MS / 1e3 + 4,
+        )
+        if (error := refused(replies)) is not None:
+            raise LinkDown(str(error))
+        found: Any = replies[1] or []
+        for _, entries in found.items() if isinstance(found, dict) else found:
+            for entry in entries:
+                # A worker that was stopped for a while must not begin what others have been told is lost.
+                if epoch == self._member.epoch and not self._member.is_over:
+                    self._begin(fields(entry))
+                after = entry[0]
+        return after
+
+    def _begin(self, task: dict[bytes, bytes]) -> None:
+        run = task[b"r"].decode()
+        try:
+            message = decode_task(task[b"m"])
+        except msgspec.DecodeError as error:
+            log.error("a request cannot be read", run=run, error=str(error))
+            self._say_once(run, Failed("internal", "the worker does not understand the request: is it of one version?"))
+            return
+        match message:
+            case wire.Build() | wire.Answer():
+                self._start(run, message)
+            case wire.Cancel():
+                self._cancel(run, message)
+            case _:
+                self._call(run, message)
+
+    def _start(self, run: str, message: wire.Build | wire.Answer) -> None:
+        if self._draining:
+            self._say_once(run, Refused("draining"), message.request.request_id)
+            return
+        self._outbox.open(run, message.request.request_id)
+        opened = self._open[run] = _Open(message.request.request_id)
+        self._idle.clear()
+        opened.task = asyncio.create_task(self._relay(run, self._events(run, message)))
+
+    def _events(self, run: str, message: wire.Build | wire.Answer) -> AsyncIterator[Any]:
+        """The engine knows a request by its run: two API processes may have begun the same one."""
+        if isinstance(message, wire.Build):
+            return self._engine.build(msgspec.structs.replace(message.request, request_id=run))
+        return self._engine.answer(msgspec.structs.replace(message.request, request_id=run))
+
+    async def _relay(self, run: str, events: AsyncIterator[Any]) -> None:
+        try:
+            async with aclosing(events):  # type: ignore[type-var]
+                async for event in events:
+                    self._outbox.put(run, event)
+        except Exception as error:
+            log.error("a request failed", run=run, exc_info=error)
+            self._outbox.put(run, Failed("internal", f"{type(error).__name__}: {error}"))
+        finally:
+            self._open.pop(run, None)
+            if not self._open:
+                self._idle.set()
+
+    def _cancel(self, run: str, message: wire.Cancel) -> None:
+        opened = self._open.get(run)
+        if opened is None or opened.task is None:
+            return
+        if message.closed:
+            self._drop(run, opened, Failed("cancelled", "nobody read the events any more"))
+        else:
+            self._keep(asyncio.create_task(self._engine.cancel(run)))
+
+    def _drop(self, run: str, opened: _Open, last: Failed) -> None:
+        """End a request without its engine's last word."""
+        self._outbox.put(run, last)
+        if opened.task is not None:
+            opened.task.cancel()
+
+    def _say_once(self, run: str, event: Any, request_id: str = "") -> None:
+        self._outbox.open(run, request_id or run)
+        self._outbox.put(run, event)
+
+    def _call(self, run: str, message: Call) -> None:
+        async def reply() -> None:
+            try:
+                answer = await self._reply(message)
+            except (EngineLost, OSError) as error:
+                answer = wire.Reply(0, error=str(error))
+            self._say_once(run, answer)
+
+        self._keep(asyncio.create_task(reply()))
+
+    async def _reply(self, message: Call) -> wire.Reply:
+        match message:
+            case wire.Release():
+                return wire.Reply(0, released=await self._engine.release(message.document))
+            case wire.ReleaseSession():
+                await self._engine.release_session(message.session_id)
+                return wire.Reply(0)
+            case wire.Stats():
+                return wire.Reply(0, stats=await self._engine.stats())
+            case Delete():
+                return wire.Reply(0, released=await self._delete(message))
+            case wire.Check():
+                return wire.Reply(0, milliseconds=await self._engine.check())
+
+    async def _delete(self, message: Delete) -> ReleaseDone:
+        """From this worker's own disk: the API process does the same to the tiers that all share."""
+        removed = await asyncio.to_thread(self._place.delete, message.owner_id, message.kind, message.id)
+        return ReleaseDone(*removed.get("disk", (0, 0)))
+
+    # Ending.
+
+    async def _drain(self, grace_s: float) -> None:
+        self._draining = True
+        log.info("worker drains", open=self.n_open, grace_s=grace_s)
+        await self._member.beat()
+        if self._open:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), grace_s)
+        for run, opened in list(self._open.items()):
+            self._drop(run, opened, STOPPING)
+        await self._outbox.flushed(FLUSH_S)
+
+    async def _end_all(self) -> None:
+        """Give up every request; nothing more is said of it."""
+        self._outbox.forget()
+        tasks = [opened.task for opened in self._open.values() if opened.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)

@@ -1,0 +1,19 @@
+"""`preread worker` with a fake engine of its own making: ``fake_worker.py '{"fake_script": [97, 256]}'``.
+
+The argument has fields of `EngineConfig`. All else is the product.
+"""
+
+import asyncio
+import json
+import sys
+
+from service.core.worker import run_worker
+from service.engine.remote.supervisor import EngineSupervisor
+from service.logs import configure_logging
+from service.settings import Settings
+from tests.e2e.fake_server import config_of
+
+if __name__ == "__main__":
+    settings = Settings(engine="fake")
+    configure_logging(settings)
+    asyncio.run(run_worker(settings, EngineSupervisor(config_of(settings, json.loads(sys.argv[1])))))
