@@ -32,7 +32,7 @@ def test_running_it_takes_no_test_tools(tmp_path: Path) -> None:
     code, said = set_up(tmp_path, "run", str(tmp_path / "venv"))
     assert code == 0
     assert "torch==" in said
-    assert "--editable .[redis,object]" in said
+    assert "--editable .[redis,object,postgres]" in said
     assert "--no-deps --group demo" in said
     assert "--group dev" not in said
     assert (tmp_path / "venv" / ".run").exists()
