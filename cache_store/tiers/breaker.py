@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from cache_store.area import Removed
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.tiers.errors import TierDown
-from cache_store.tiers.tier import BlobTier, TierEntry
+from cache_store.tiers.tier import Arrived, BlobTier, TierEntry, silent
 
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 60.0
@@ -78,9 +78,9 @@ class GuardedTier:
         with self.breaker.call():
             return self._tier.manifest(name)
 
-    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview) -> int:
+    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview, arrived: Arrived = silent) -> int:
         with self.breaker.call():
-            return self._tier.read(name, generation, shard, memory)
+            return self._tier.read(name, generation, shard, memory, arrived)
 
     def write(self, name: EntryName, manifest: bytes, nbytes: int, shards: Iterable[memoryview]) -> None:
         with self.breaker.call():

@@ -20,8 +20,11 @@ from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.lock import BuildLock
 from cache_store.placement import move_into_place, reserve, write_manifest
 from cache_store.shards import Shard
-from cache_store.tiers.copy import CopyPlan
+from cache_store.tiers.copy import CopyPlan, ShardCheck
 from cache_store.tiers.tier import BlobTier
+
+_WRITE_NBYTES = 512 << 10
+"""At least so much is written at once: what was just checked is in the processor's cache still."""
 
 
 class Bringer:
@@ -90,22 +93,31 @@ class Bringer:
         buffer = buffers.get()
         try:
             memory = buffer[: shard.nbytes]
-            self._checked(shard, memory)
-            self._area.disk.write_at(fd, memory, 0)
+            self._checked(shard, fd, memory)
         except BaseException:
             self._stop.set()
             raise
         finally:
             buffers.put(buffer)
 
-    def _checked(self, shard: Shard, memory: memoryview) -> None:
-        """Read a shard and check it; once more when it fails, since the fault may be the way's."""
+    def _checked(self, shard: Shard, fd: int, memory: memoryview) -> None:
+        """Read a shard, check and write it; once more when it fails, since the fault may be the way's."""
         with suppress(SnapshotMiss):
-            return self._read(shard, memory)
-        return self._read(shard, memory)
+            return self._copy(shard, fd, memory)
+        return self._copy(shard, fd, memory)
 
-    def _read(self, shard: Shard, memory: memoryview) -> None:
-        n = self._tier.read(self._plan.name, self._plan.generation, shard.index, memory)
+    def _copy(self, shard: Shard, fd: int, memory: memoryview) -> None:
+        check, written = ShardCheck(self._plan, shard, memory), 0
+
+        def arrived(n: int) -> None:
+            nonlocal written
+            checked = check.up_to(n)
+            if checked - written >= _WRITE_NBYTES or (n == len(memory) and checked > written):
+                with storage_errors("bringing a snapshot"):
+                    self._area.disk.write_at(fd, memory[written:checked], written)
+                written = checked
+
+        n = self._tier.read(self._plan.name, self._plan.generation, shard.index, memory, arrived)
         if n != len(memory):
             raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} has {n} of {len(memory)} bytes")
-        self._plan.check(shard, memory)
+        arrived(n)

@@ -8,7 +8,7 @@ from cache_store.fingerprint import Fingerprint, token_digest
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout
 from cache_store.manifest import Manifest
-from cache_store.shards import TOKEN_NBYTES, Shard, plan_shards
+from cache_store.shards import Shard, plan_shards
 from cache_store.stored import check_identity, decode_manifest
 from cache_store.tiers.tier import generation_of
 
@@ -62,17 +62,19 @@ class CopyPlan:
 
     def check(self, shard: Shard, memory: memoryview) -> None:
         """Check every byte of a shard. Raises SnapshotMiss. Several threads may check different shards."""
+        ShardCheck(self, shard, memory).up_to(shard.nbytes)
+
+    def check_beginning(self, shard: Shard, memory: memoryview) -> None:
+        """Check a shard's header, and take its tokens, of which nothing is known before the last shard. Raises
+        SnapshotMiss."""
         if bytes(memory[: len(shard.header)]) != shard.header:
             raise SnapshotMiss(MissReason.CHECKSUM, f"{shard.file_name} is not the shard it should be")
-        records = shard.tokens_offset + shard.n_tokens * TOKEN_NBYTES
+        records = shard.layer_offset(shard.first_layer)
         tokens = np.frombuffer(memory[shard.tokens_offset : records], "<i4")
         if shard.first_layer:
             self._split.append((shard, tokens.copy()))
         else:
             self._tokens[shard.first_token : shard.first_token + shard.n_tokens] = tokens
-        for layer in range(shard.first_layer, shard.first_layer + shard.n_layers):
-            for block in range(shard.first_block, shard.end_block):
-                self._check_record(shard, block, layer, memory)
 
     def check_tokens(self) -> None:
         """After all shards. Raises SnapshotMiss."""
@@ -82,11 +84,44 @@ class CopyPlan:
         if token_digest(self._tokens.tobytes()) != self.manifest.token_digest:
             raise SnapshotMiss(MissReason.CHECKSUM, "the stored tokens do not match their digest")
 
-    def _check_record(self, shard: Shard, block: int, layer: int, memory: memoryview) -> None:
+    def record(self, shard: Shard, block: int, layer: int) -> slice:
+        """Where a record lies in its shard."""
         at = self._geometry.record_offset(shard, block, layer)
-        record = memory[at : at + self.layout.record_nbytes(self._geometry.block_length(block))]
+        return slice(at, at + self.layout.record_nbytes(self._geometry.block_length(block)))
+
+    def check_record(self, record: memoryview, block: int, layer: int) -> None:
+        """Raises SnapshotMiss."""
         if self._geometry.checksum(record, block, layer) != int(self._checksums[block, layer]):
             raise SnapshotMiss(MissReason.CHECKSUM, f"block {block} of layer {layer} is damaged")
+
+
+class ShardCheck:
+    """One shard, checked from its beginning on as its bytes arrive in `memory`."""
+
+    def __init__(self, plan: CopyPlan, shard: Shard, memory: memoryview) -> None:
+        self._plan = plan
+        self._shard = shard
+        self._memory = memory
+        self._n_records = 0
+        self.nbytes = 0
+        """How many bytes are known to be right (but for the tokens, which are looked at together at the end)."""
+
+    def up_to(self, n: int) -> int:
+        """Check all that is whole within the first `n` bytes; how many are known to be right. Raises SnapshotMiss."""
+        plan, shard = self._plan, self._shard
+        if not self.nbytes and n >= (begin := shard.layer_offset(shard.first_layer)):
+            plan.check_beginning(shard, self._memory)
+            self.nbytes = begin
+        while self.nbytes and self._n_records < shard.n_layers * shard.n_blocks:
+            layer, block = divmod(self._n_records, shard.n_blocks)
+            layer, block = layer + shard.first_layer, block + shard.first_block
+            place = plan.record(shard, block, layer)
+            if place.stop > n:
+                break
+            plan.check_record(self._memory[place], block, layer)
+            self.nbytes = place.stop
+            self._n_records += 1
+        return self.nbytes
 
 
 def _subject(manifest: Manifest) -> tuple[object, ...]:

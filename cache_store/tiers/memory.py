@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from cache_store.area import Removed
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.tiers.errors import TierDown, TierRefused
-from cache_store.tiers.tier import TierEntry, generation_of
+from cache_store.tiers.tier import Arrived, TierEntry, generation_of, silent
+
+_STEP_NBYTES = 1 << 10
 
 
 @dataclass(slots=True)
@@ -41,14 +43,17 @@ class MemoryTier:
             copy = self._called().get(name)
             return None if copy is None else copy.manifest
 
-    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview) -> int:
+    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview, arrived: Arrived = silent) -> int:
         with self._lock:
             copy = self._called().get(name)
             if copy is None or generation_of(copy.manifest) != generation:
                 return 0
             data = copy.shards[shard]
         n = min(len(data), len(memory))
-        memory[:n] = data[:n]
+        for at in range(0, n, _STEP_NBYTES):
+            end = min(at + _STEP_NBYTES, n)
+            memory[at:end] = data[at:end]
+            arrived(end)
         return min(len(data), len(memory) + 1)
 
     def write(self, name: EntryName, manifest: bytes, nbytes: int, shards: Iterable[memoryview]) -> None:

@@ -21,7 +21,7 @@ from cache_store.area import Removed
 from cache_store.keys import DIRECTORIES, EntryName, SnapshotKey
 from cache_store.manifest import MANIFEST_NAME
 from cache_store.tiers.errors import TierDown, TierRefused, TierSettings
-from cache_store.tiers.tier import TierEntry, generation_of
+from cache_store.tiers.tier import Arrived, TierEntry, generation_of, silent
 
 COUNT_S = 600.0
 """How long the bytes counted in a listing are trusted; what this process writes meanwhile is added."""
@@ -67,7 +67,7 @@ class ObjectTier:
             return bytes(obstore.get(self._store, _path(name, MANIFEST_NAME)).bytes())
         return None
 
-    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview) -> int:
+    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview, arrived: Arrived = silent) -> int:
         """The body goes to its place as it arrives."""
         with _failures(), suppress(FileNotFoundError):
             found = obstore.get(self._store, _shard_path(name, generation, shard))
@@ -80,6 +80,7 @@ class ObjectTier:
                     return len(memory) + 1
                 memory[at : at + len(part)] = part
                 at += len(part)
+                arrived(at)
             if at != len(memory):
                 raise TierDown(f"the object store sent {at} of {len(memory)} bytes")
             return at

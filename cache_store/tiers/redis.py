@@ -26,7 +26,7 @@ from cache_store.area import Removed
 from cache_store.keys import EntryName, SnapshotKey, flat_key, parse_flat
 from cache_store.tiers.errors import TierDown, TierRefused, TierSettings
 from cache_store.tiers.redis_wire import read_value
-from cache_store.tiers.tier import TierEntry, generation_of
+from cache_store.tiers.tier import Arrived, TierEntry, generation_of, silent
 
 PREFIX = "preread:kv:"
 UNFINISHED = "preread:kv+:"
@@ -116,12 +116,12 @@ class RedisTier:
             digest, data = self._client.hmget(_key(name.key), "fingerprint", "manifest")
         return data if digest == name.fingerprint_digest.encode() else None
 
-    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview) -> int:
+    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview, arrived: Arrived = silent) -> int:
         with _failures():
             pool = self._client.connection_pool
             connection = pool.get_connection()
             try:
-                n = read_value(connection, memory, "HGET", _key(name.key), f"{generation}/{shard}")
+                n = read_value(connection, memory, "HGET", _key(name.key), f"{generation}/{shard}", arrived=arrived)
                 if n > len(memory):
                     connection.disconnect()
                 return n

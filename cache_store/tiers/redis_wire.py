@@ -9,12 +9,17 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+from cache_store.tiers.tier import Arrived, silent
+
 _LONGEST_LINE = 512
+_STEP_NBYTES = 1 << 20
+"""Taken at once: what has just arrived is looked at while it is in the processor's cache, and Redis goes on sending."""
 
 
-def read_value(connection: Any, memory: memoryview, *command: str) -> int:
+def read_value(connection: Any, memory: memoryview, *command: str, arrived: Arrived = silent) -> int:
     """Send a command whose reply is one value, and put that into `memory`; how many bytes there were, 0 for none. Of a
-    value that is longer than `memory` nothing is read, and one byte more than that is told.
+    value that is longer than `memory` nothing is read, and one byte more than that is told. `arrived` is told how many
+    bytes there are after each step.
 
     Raises OSError and ResponseError; the connection must be given up after either, and after a value too long.
     """
@@ -33,7 +38,7 @@ def read_value(connection: Any, memory: memoryview, *command: str) -> int:
         return 0
     if nbytes > len(memory):
         return len(memory) + 1
-    _fill(sock, memory[:nbytes])
+    _fill(sock, memory[:nbytes], arrived)
     _fill(sock, memoryview(bytearray(2)))
     return nbytes
 
@@ -49,10 +54,11 @@ def _line(sock: socket.socket) -> bytes:
     return bytes(line[:-2])
 
 
-def _fill(sock: socket.socket, memory: memoryview) -> None:
+def _fill(sock: socket.socket, memory: memoryview, arrived: Arrived = silent) -> None:
     done = 0
     while done < len(memory):
-        n = sock.recv_into(memory[done:])
+        n = sock.recv_into(memory[done : done + _STEP_NBYTES])
         if not n:
             raise ConnectionError("the connection ended within a value")
         done += n
+        arrived(done)

@@ -5,7 +5,7 @@ that a reader of one copy never gets bytes of another that takes its place meanw
 manifest is, which is written last and removed first.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,13 @@ class TierEntry:
     complete: bool = True
 
 
+Arrived = Callable[[int], None]
+
+
+def silent(n: int) -> None:
+    """An `Arrived` that does nothing."""
+
+
 class BlobTier(Protocol):
     """Copies of snapshots. Blocking, any thread; every method may raise TierDown.
 
@@ -41,9 +48,10 @@ class BlobTier(Protocol):
         """The bytes of a copy's manifest, unchecked; None when there is no copy."""
         ...
 
-    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview) -> int:
+    def read(self, name: EntryName, generation: str, shard: int, memory: memoryview, arrived: Arrived = silent) -> int:
         """Bring a shard into memory of its length; how many bytes there were, at most one more than that, 0 when there
-        is no such shard. Unchecked."""
+        is no such shard. Unchecked. `arrived` may be told how many bytes of it are there as it grows; what that raises
+        (no OSError) ends the reading."""
         ...
 
     def write(self, name: EntryName, manifest: bytes, nbytes: int, shards: Iterable[memoryview]) -> None:
