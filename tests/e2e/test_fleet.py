@@ -1,17 +1,22 @@
-"""One API process and workers as real processes, over a real Redis: workers killed, frozen, drained."""
+"""An API process and workers, each a real process, over a real Redis: workers killed, frozen, told to stop."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cache_store.tiers.servers import RedisServer
 from tests.e2e.fleet import WorkerProcess
-from tests.e2e.server import Server
+from tests.e2e.server import Server, until
+from tests.e2e.sse import Event, events_of, text_of
 
 TEXT = b"The keeper of the lighthouse is Marta Kovalenko. " * 20
-SCRIPT = [*b"one two three four five six seven eight nine ten.", 256]
-HEARTBEAT_S = 0.3
+WORDS = " ".join(f"w{n}" for n in range(40))
+FAKE = {"fake_script": [*WORDS.encode(), 256], "fake_step_s": 0.02}
+HEARTBEAT_S = 0.4
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +26,88 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     server.kill()
 
 
-def test_a_server_without_an_engine_answers_through_a_worker(redis: RedisServer, tmp_path: Path):
-    shared = {"fleet_url": redis.url, "fleet_heartbeat_s": HEARTBEAT_S}
+@pytest.fixture(scope="module")
+def shared(redis: RedisServer) -> dict[str, Any]:
+    return {"fleet_url": redis.url, "fleet_heartbeat_s": HEARTBEAT_S, "worker_grace_s": 20}
+
+
+def test_a_server_without_an_engine_answers_through_a_worker(shared: dict[str, Any], tmp_path: Path):
+    """No part of it is a test's own: the commands, and the environment."""
     with WorkerProcess(tmp_path / "worker", **shared) as worker:
         with Server(tmp_path / "api", engine="fake", **shared) as server:
             with pytest.raises(AssertionError, match="no engine process"):
                 server.engine()
             document = server.ready(TEXT)
-            session = server.session(document["id"])
-            assert server.ask(session)["answer"] == "This is the fake engine: it has no model."
-            assert (tmp_path / "worker" / "store").exists()
+            assert server.ask(server.session(document["id"]))["answer"] == "This is the fake engine: it has no model."
+            assert list((worker.data_dir / "store").glob("snapshots/*/documents/*"))
+            assert server.get("/health/ready").json()["engine"] == "fake"
         assert worker.stop() == 0
+
+
+def asked(server: Server, session: str) -> dict[str, Any]:
+    """The answer, asked for until there is one: only errors that say so may come before."""
+
+    def attempt() -> dict[str, Any] | None:
+        response = server.question(session)
+        if response.status_code == 200:
+            return response.json()
+        assert response.status_code == 503, response.text
+        assert int(response.headers["retry-after"]) >= 1
+        return None
+
+    return until(attempt, "the question is not answered", every_s=0.2)
+
+
+def broken(server: Server, session: str, fault: Callable[[], object]) -> list[Event]:
+    """The events of an answer that began before a fault."""
+    with server.streaming(session) as response:
+        arriving = events_of(response)
+        seen = [next(arriving) for _ in range(3)]
+        fault()
+        return [*seen, *arriving]
+
+
+def is_told(events: list[Event]) -> bool:
+    """Whether an answer was lost, and its reader told to ask again, after nothing but a beginning of it."""
+    return events[-1].name == "error" and events[-1].data["retryable"] and WORDS.startswith(text_of(events))
+
+
+def test_workers_are_killed_frozen_and_stopped(redis: RedisServer, shared: dict[str, Any], tmp_path: Path):
+    with WorkerProcess(tmp_path / "w1", fake=FAKE, **shared) as one:
+        with Server(tmp_path / "api", engine="fake", **shared) as server:
+            session = server.session(server.ready(TEXT)["id"])
+            assert asked(server, session)["answer"] == WORDS
+
+            assert is_told(broken(server, session, lambda: freeze_past_heartbeat(one)))
+            assert asked(server, session)["answer"] == WORDS
+            assert "too late" in one.log()
+
+            assert is_told(broken(server, session, lambda: (redis.kill(), redis.start())))
+            assert asked(server, session)["answer"] == WORDS
+
+            with WorkerProcess(tmp_path / "w2", fake=FAKE, **shared) as two:
+                assert is_told(broken(server, session, one.kill))
+                again = asked(server, session)
+                assert again["answer"] == WORDS
+                assert again["cache"]["miss_reason"] == "absent", "there is no tier: the other worker reads it again"
+
+                statuses: list[int] = []
+                events = broken(server, session, lambda: stop_in_the_background(two, statuses))
+                assert text_of(events) == WORDS
+                assert events[-1].name == "done"
+                until(lambda: statuses, "the worker does not end")
+                assert statuses == [0]
+            assert server.question(session).status_code == 503
+
+            with one:
+                assert asked(server, session)["cache"]["source"] == "disk"
+
+
+def freeze_past_heartbeat(worker: WorkerProcess) -> None:
+    worker.freeze()
+    time.sleep(HEARTBEAT_S * 5)
+    worker.thaw()
+
+
+def stop_in_the_background(worker: WorkerProcess, statuses: list[int]) -> None:
+    threading.Thread(target=lambda: statuses.append(worker.stop()), daemon=True).start()

@@ -12,7 +12,7 @@ from service.engine.fleet.worker import FleetWorker, Place
 from service.engine.messages import AnswerRequest, BuildRequest, DocumentRef, Sampling
 from tests.cache_store.tiers.servers import RedisServer
 
-HEARTBEAT_S = 0.1
+HEARTBEAT_S = 0.3
 DOC = DocumentRef("own", "doc")
 TOKENS = [i % 250 for i in range(600)]
 
