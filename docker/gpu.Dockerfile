@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
 # The service with its engine for NVIDIA cards, and the demo model. Build it from the root of the repository:
-#   docker compose -f docker-compose.yml -f docker/compose.gpu.yml build
+#   docker compose -f docker-compose.yml -f docker/compose.gpu.yml --profile all-in-one build
 #
 # CUDA 12.6 is the last release whose torch builds still run on Volta (V100, sm_70) as well as on Hopper (sm_90). For
 # newer cards only, another CUDA may be faster: change CUDA and TORCH_INDEX together, and leave 7.0 out of CUDA_ARCHS.
@@ -38,7 +38,7 @@ COPY constraints.txt pyproject.toml README.md LICENSE NOTICE ./
 COPY cache_store cache_store
 COPY ingest ingest
 COPY service service
-RUN pip install --constraint constraints.txt ".[gpu,redis,object]"
+RUN pip install --constraint constraints.txt ".[gpu,redis,object,postgres]"
 
 # The model's weights are needed in this stage only. The import finds the adapter beside the source, hence PYTHONPATH.
 COPY examples/demo_model examples/demo_model

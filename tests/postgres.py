@@ -17,8 +17,8 @@ _SETTINGS = ("fsync=off", "full_page_writes=off", "unix_socket_directories=", "s
 """Only a crash of the machine needs the first two: what a killed server wrote is there."""
 
 
-def _program(name: str) -> str:
-    """Debian has them beside the path."""
+def program(name: str) -> str:
+    """A program of PostgreSQL; Debian has them beside the path."""
     if found := shutil.which(name):
         return found
     beside = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))
@@ -44,7 +44,7 @@ class PostgresServer:
     def start(self) -> None:
         """Again on the same port, with what it had."""
         options = [part for setting in _SETTINGS for part in ("-c", setting)]
-        command = [_program("postgres"), "-D", str(self._data), "-h", "127.0.0.1", "-p", str(self.port), *options]
+        command = [program("postgres"), "-D", str(self._data), "-h", "127.0.0.1", "-p", str(self.port), *options]
         until = time.monotonic() + 60
         while True:
             self.process = subprocess.Popen(
@@ -69,7 +69,7 @@ class PostgresServer:
     def sql(self, statement: str, database: str = "postgres") -> str:
         """What a statement gives, as psql prints it."""
         where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "preread", "-d", database]
-        command = [_program("psql"), *where, "-X", "-t", "-A", "-v", "ON_ERROR_STOP=1", "-c", statement]
+        command = [program("psql"), *where, "-X", "-t", "-A", "-v", "ON_ERROR_STOP=1", "-c", statement]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
 
     def kill(self) -> None:
@@ -95,11 +95,11 @@ class PostgresServer:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _answers(self) -> bool:
-        command = [_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        command = [program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(command, timeout=20, check=False).returncode == 0
 
     def _run(self, name: str, *arguments: str) -> None:
-        command = [_program(name), "-D", str(self._data), *arguments]
+        command = [program(name), "-D", str(self._data), *arguments]
         subprocess.run(
             command, cwd=self._directory, check=True, capture_output=True, timeout=120, **self._user
         )  # fmt: skip

@@ -8,13 +8,23 @@ from service.cli.output import expected_errors
 
 
 @click.command()
+@click.option("--check", is_flag=True, help="Say whether the worker of this data directory takes requests, and end.")
 @expected_errors
-def worker() -> None:
-    """Run one engine for all API processes that share the Redis of PREREAD_FLEET_URL, until SIGTERM or Ctrl-C."""
+def worker(check: bool) -> None:
+    """Run one engine for all API processes that share the Redis of PREREAD_FLEET_URL, until SIGTERM or Ctrl-C.
+
+    With --check the exit code is 0 when that engine runs, is registered and answers: for health checks.
+    """
     from service.cli.config import read_settings
+
+    settings = read_settings()
+    if check:
+        from service.core.worker_check import check_worker
+
+        click.echo(asyncio.run(check_worker(settings)))
+        return
     from service.core.worker import run_worker
     from service.logs import configure_logging
 
-    settings = read_settings()
     configure_logging(settings)
     asyncio.run(run_worker(settings))

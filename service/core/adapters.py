@@ -16,6 +16,7 @@ from service.core.prompts import Prompts, fake_prompts, load_prompts
 from service.core.snapshot_tier import StoredSnapshots, tier_config
 from service.db.connect import is_sqlite
 from service.db.engine import Database
+from service.db.faults import opening
 from service.db.migrations import check, upgrade
 from service.engine.protocol import EngineClient
 from service.settings import Settings
@@ -89,7 +90,9 @@ def parser(settings: Settings) -> Read:
 
 
 async def _ready_database(url: str) -> None:
-    if is_sqlite(url):
+    with opening():
+        sqlite = is_sqlite(url)
+    if sqlite:
         await upgrade(url)
     else:
         await through_outages(lambda: check(url), within_s=START_S)

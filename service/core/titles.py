@@ -1,6 +1,7 @@
 """What stored snapshots are about, for people: the store itself knows ids only."""
 
-from service.db.engine import Database, opening
+from service.db.engine import Database
+from service.db.faults import opening
 from service.settings import Settings
 
 

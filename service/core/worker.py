@@ -40,7 +40,7 @@ async def run_worker(settings: Settings, engine: EngineSupervisor | None = None)
         if not engine.alive:
             await engine.start()
         watch = asyncio.create_task(_given_up(engine, stop))
-        sys.stderr.write(f"Preread worker {_worker_id(settings.data_dir)} serves {engine.info.model_name}\n")
+        sys.stderr.write(f"Preread worker {worker_id(settings.data_dir)} serves {engine.info.model_name}\n")
         await worker.run(stop, settings.worker_grace_s)
         watch.cancel()
         if engine.failure is not None:
@@ -50,7 +50,7 @@ async def run_worker(settings: Settings, engine: EngineSupervisor | None = None)
 def _place(settings: Settings) -> Place:
     store = StoredSnapshots(settings.store_dir, tier_config(settings))
     return Place(
-        _worker_id(settings.data_dir),
+        worker_id(settings.data_dir),
         heartbeat_s=settings.fleet_heartbeat_s,
         shares=bool(settings.redis_url or settings.object_url),
         free_nbytes=lambda: shutil.disk_usage(settings.store_dir).free,
@@ -58,7 +58,7 @@ def _place(settings: Settings) -> Place:
     )
 
 
-def _worker_id(data_dir: Path) -> str:
+def worker_id(data_dir: Path) -> str:
     """The same after a restart: it stands for what is on this disk."""
     path = data_dir / "worker.id"
     if not path.exists():

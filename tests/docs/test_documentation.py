@@ -75,7 +75,9 @@ def test_metrics_in_the_operations_guide_exist():
 
 def test_settings_in_the_container_files_exist():
     known = {f"PREREAD_{name.upper()}" for name in Settings.model_fields}
-    known |= {"PREREAD_CONFIG", "PREREAD_PUBLISH", "PREREAD_PUBLISH_PORT"}
+    known |= {"PREREAD_CONFIG", "PREREAD_SECRETS_DIR", "PREREAD_WORKER_GRACE_S"}
+    # Of the compose file itself.
+    known |= {f"PREREAD_{name}" for name in ("PUBLISH", "PUBLISH_PORT", "MODELS_DIR", "SECRETS", "REDIS_MAXMEMORY")}
     for file in ("docker-compose.yml", "docker/Dockerfile"):
         used = set(re.findall(r"PREREAD_[A-Z_]+", (ROOT / file).read_text(encoding="utf-8")))
         assert used <= known, file
