@@ -5,10 +5,12 @@
 <root>/quarantine/<the same flat name>/                  damaged, with the reason beside it
 <root>/evicted/<owner>~document~<id>                     tombstones
 <root>/trash/                                            on its way out
+<root>/uses/, pins/, served                              what eviction goes by (`cache_store.marks`)
 <root>/locks/, store.lock, usage                         one writer per snapshot; the store's lock; bytes used
 <root>/speeds.json, far/                                 measured speeds; what is to be done in tiers beyond the disk
 """
 
+import os
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from cache_store.disk import Disk, names_in, tree_size
 from cache_store.keys import EntryName, SnapshotKey, flat_key
 from cache_store.lock import exclusive
 
-DIRECTORIES = ("snapshots", "building", "quarantine", "evicted", "trash", "locks")
+DIRECTORIES = ("snapshots", "building", "quarantine", "evicted", "trash", "locks", "uses", "pins")
 JOURNAL_SUFFIX = ".journal"
 
 
@@ -48,6 +50,8 @@ class Area:
         self.evicted = root / "evicted"
         self.trash = root / "trash"
         self.locks = root / "locks"
+        self.uses = root / "uses"
+        self.pins = root / "pins"
 
     def prepare(self) -> None:
         """Make the directories that are missing."""
@@ -82,28 +86,49 @@ class Area:
         return sorted(paths, key=_changed_at)
 
     def discard(self, *paths: Path) -> Removed:
-        """Take files or directories out of sight at once, then off the disk. Missing ones do not count."""
-        removed = Removed()
-        doomed: list[Path] = []
+        """Take files or directories out of sight at once, then off the disk, and then off the account. Missing ones do
+        not count."""
+        doomed: list[tuple[Path, Removed]] = []
         with self.guard():
             for path in paths:
-                size = tree_size(path)
-                if self._move_to_trash(path, doomed):
-                    removed += Removed(*size)
-            self.ledger.add(-removed.nbytes)
-        for path in doomed:
-            self.disk.remove(path)
-        return removed
+                size = Removed(*tree_size(path))
+                if (target := self._move_to_trash(path)) is not None:
+                    doomed.append((target, size))
+        for target, size in doomed:
+            self._destroy(target, size.nbytes)
+        return sum((size for _, size in doomed), Removed())
 
-    def _move_to_trash(self, path: Path, doomed: list[Path]) -> bool:
+    def recount(self) -> int:
+        """Empty the trash, and set the account to what is on disk; the bytes in use."""
+        for name in names_in(self.trash):
+            self._empty(self.trash / name)
+        with self.guard():
+            for name in names_in(self.trash):
+                self.disk.remove(self.trash / name)
+            return self.ledger.recount()
+
+    def _move_to_trash(self, path: Path) -> Path | None:
         target = self.trash / uuid.uuid4().hex
         try:
             self.disk.rename(path, target)
         except FileNotFoundError:
-            return False
-        doomed.append(target)
+            return None
         self.disk.sync_dir(path.parent)
-        return True
+        return target
+
+    def _destroy(self, path: Path, nbytes: int) -> None:
+        """Who removes the last of it takes it off the account; a recount meanwhile has removed it and counted anew."""
+        self._empty(path)
+        with self.guard():
+            is_ours = os.path.lexists(path)
+            self.disk.remove(path)
+            if is_ours:
+                self.ledger.add(-nbytes)
+
+    def _empty(self, path: Path) -> None:
+        """Files are removed without the lock: those of a large snapshot take a while."""
+        for name in names_in(path):
+            self.disk.remove(path / name)
 
 
 def _changed_at(path: Path) -> float:

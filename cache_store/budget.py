@@ -52,10 +52,14 @@ class Ledger:
     def add(self, delta_nbytes: int) -> None:
         self._store(max(0, self.used() + delta_nbytes))
 
+    def is_too_large(self, needed_nbytes: int) -> bool:
+        """Whether `needed_nbytes` would not fit an empty store. Needs no lock."""
+        return self.budget_nbytes is not None and needed_nbytes > self.budget_nbytes
+
     def shortfall(self, needed_nbytes: int) -> int:
         """Bytes to free before `needed_nbytes` more fit; 0 when they do. Raises BudgetExceeded when they are
         more than the whole budget."""
-        if self.budget_nbytes is not None and needed_nbytes > self.budget_nbytes:
+        if self.budget_nbytes is not None and self.is_too_large(needed_nbytes):
             detail = f"a snapshot of {needed_nbytes} bytes is larger than the whole budget of {self.budget_nbytes}"
             raise BudgetExceeded(needed_nbytes, self.budget_nbytes, detail)
         return max(0, needed_nbytes - self.available())

@@ -39,6 +39,10 @@ class SnapshotMiss(CacheStoreError):
         return f"{self.reason}: {self.detail}"
 
 
+class SnapshotMoved(SnapshotMiss):
+    """The directory was taken away, or replaced, while it was opened: what is there now is to be opened instead."""
+
+
 class BudgetExceeded(CacheStoreError):
     """Writing would exceed the disk budget or the free-space floor."""
 

@@ -53,3 +53,46 @@ class BuildLock:
                 os.unlink(self._path)
             os.close(self._fd)
             self._fd = -1
+
+
+def share(directory_fd: int) -> None:
+    """Mark an open directory as used until its descriptor is closed. Waits for who is taking it away just now."""
+    # A file system without such locks has nothing evicted from it.
+    with suppress(OSError):
+        fcntl.flock(directory_fd, fcntl.LOCK_SH)
+
+
+class Unused:
+    """Directories that nobody uses, and nobody begins to use until the block ends; `all` says whether that holds for
+    each of them. Missing ones do not count."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.all = True
+        self._fds: list[int] = []
+        for path in paths:
+            self.all = self.all and self._take(path)
+
+    @staticmethod
+    def is_used(path: Path) -> bool:
+        """Whether somebody uses a directory right now."""
+        with Unused(path) as unused:
+            return not unused.all
+
+    def __enter__(self) -> "Unused":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def _take(self, path: Path) -> bool:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return True
+        self._fds.append(fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True

@@ -61,6 +61,9 @@ def move_into_place(area: Area, name: EntryName, directory: Path, growth_nbytes:
 
 def _lay_out(area: Area, directory: Path, shards: Sequence[Shard], manifest_nbytes: int) -> list[int]:
     fds: list[int] = []
+    nbytes = sum(shard.nbytes for shard in shards) + manifest_nbytes
+    # Counted before it is there: whoever is killed in between leaves too high a number, never too low a one.
+    area.ledger.add(nbytes)
     try:
         area.disk.make_dir(directory)
         for shard in shards:
@@ -70,8 +73,8 @@ def _lay_out(area: Area, directory: Path, shards: Sequence[Shard], manifest_nbyt
         for fd in fds:
             os.close(fd)
         area.disk.remove(directory)
+        area.ledger.add(-nbytes)
         raise
-    area.ledger.add(sum(shard.nbytes for shard in shards) + manifest_nbytes)
     return fds
 
 

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cache_store.disk import open_plain, read_into
-from cache_store.errors import MissReason, SnapshotMiss
+from cache_store.errors import MissReason, SnapshotMiss, SnapshotMoved
 from cache_store.fingerprint import Fingerprint, token_digest
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout
+from cache_store.lock import share
 from cache_store.manifest import Canary, Manifest
 from cache_store.pieces import Buffers, Order, Piece, Run, Span, block_spans, layer_spans, plan_spans
 from cache_store.readahead import HeapBuffers, read_ahead, read_inline, read_together
@@ -46,7 +47,7 @@ class SnapshotReader:
         on_damage: Callable[["SnapshotReader", SnapshotMiss], None] | None = None,
     ) -> None:
         """Open and check everything but the records. Raises SnapshotMiss, or StorageFailed when this process
-        is out of descriptors or memory (which says nothing about the snapshot)."""
+        is out of descriptors or memory (which says nothing about the snapshot). Nobody evicts what is open."""
         self.name = name
         self.directory_id = (0, 0)
         self.source = "disk"
@@ -56,6 +57,7 @@ class SnapshotReader:
         self._running: list[Generator[Piece]] = []
         try:
             directory = self._own(located(snapshots, name))
+            share(directory)
             status = os.fstat(directory)
             self.directory_id = (status.st_dev, status.st_ino)
             self._read_manifest(directory)
@@ -63,6 +65,8 @@ class SnapshotReader:
             self._open_shards(directory)
         except (OSError, SnapshotMiss) as error:
             try:
+                if self._has_moved(snapshots):
+                    raise SnapshotMoved(MissReason.ABSENT, "the snapshot was removed while it was opened") from None
                 raise self._damage(error) from None
             finally:
                 self.close()
@@ -166,6 +170,16 @@ class SnapshotReader:
     def _own(self, fd: int) -> int:
         self._fds.append(fd)
         return fd
+
+    def _has_moved(self, snapshots: Path) -> bool:
+        """Whether the directory opened is no longer the one of this name."""
+        if self.directory_id == (0, 0):
+            return False
+        try:
+            status = os.lstat(snapshots.joinpath(*self.name.parts))
+        except OSError:
+            return True
+        return (status.st_dev, status.st_ino) != self.directory_id
 
     def _read_manifest(self, directory: int) -> None:
         self.manifest = manifest_in(directory)

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,11 +13,13 @@ from cache_store.area import Area, Removed
 from cache_store.budget import Ledger, free_nbytes
 from cache_store.builder import SnapshotBuilder
 from cache_store.disk import Disk, storage_errors
-from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
+from cache_store.errors import BudgetExceeded, MissReason, SnapshotMiss, SnapshotMoved, StorageFailed
+from cache_store.eviction import Candidate, Eviction, Evictor, Policy
 from cache_store.fingerprint import Fingerprint
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVLayout
 from cache_store.lock import BuildLock
+from cache_store.marks import Marks
 from cache_store.quarantine import QuarantineNote, set_aside
 from cache_store.reader import SnapshotReader
 from cache_store.removal import discard_all
@@ -25,6 +29,9 @@ from cache_store.speeds import SpeedBook
 from cache_store.stored import read_stored_manifest
 from cache_store.subject import BuildSubject
 from cache_store.sweep import QUARANTINE_S, SweepReport, sweep
+
+T = TypeVar("T")
+_TRIES = 5
 
 
 def check_segments(wanted: Segments | None, stored: Segments, n_tokens: int) -> None:
@@ -37,8 +44,9 @@ class SnapshotStore:
     """Builds, opens, checks and removes snapshots below `root`.
 
     `budget_nbytes` bounds the bytes of all snapshots, builds and quarantined copies (None: no bound);
-    `free_floor_nbytes` of the file system stay free. Both are enforced before anything is written.
-    `speeds` has what was measured of tiers and prefill.
+    `free_floor_nbytes` of the file system stay free. Both are enforced before anything is written: what costs least to
+    lose is evicted (`cache_store.eviction`). `speeds` has what was measured of tiers and prefill, `marks` what is known
+    of the use of snapshots.
     `disk`, `free` and `clock` are for tests. Raises StorageFailed when the directories cannot be made.
     """
 
@@ -56,6 +64,8 @@ class SnapshotStore:
         self._area = Area(root, disk or Disk(), ledger)
         self._clock = clock
         self.speeds = SpeedBook(root / "speeds.json", clock)
+        self.marks = Marks(self._area)
+        self.evictor = Evictor(Policy(self._area, self.marks, self.speeds, clock, self._far), self._may_leave)
         with storage_errors("preparing the snapshot store"):
             self._area.prepare()
 
@@ -77,15 +87,7 @@ class SnapshotStore:
         """
         name = EntryName(key, fingerprint.digest)
         try:
-            reader = SnapshotReader(
-                self._area.snapshots,
-                name,
-                fingerprint=fingerprint,
-                layout=layout,
-                token_digest=token_digest,
-                context_digest=context_digest,
-                on_damage=self._damaged,
-            )
+            reader = self._reader(name, fingerprint, layout, token_digest, context_digest)
         except SnapshotMiss as miss:
             if miss.reason is MissReason.ABSENT:
                 raise self._absence(name, fingerprint) from None
@@ -95,7 +97,33 @@ class SnapshotStore:
         except SnapshotMiss:
             reader.close()
             raise
+        self.used(key, fingerprint.digest)
         return reader
+
+    def used(self, key: SnapshotKey, fingerprint_digest: str) -> None:
+        """Count a use of a snapshot, also of one that is in memory already."""
+        self.marks.used(EntryName(key, fingerprint_digest))
+
+    def serve(self, fingerprint: Fingerprint) -> None:
+        """Snapshots of this fingerprint can be used from now on; those of others are the first to be evicted."""
+        self.marks.serve(fingerprint.digest)
+
+    def pin(self, key: SnapshotKey, pinned: bool) -> None:
+        """Keep a key's snapshots on the disk, or no longer. Raises StorageFailed."""
+        if self.marks.is_pinned(key) != pinned:
+            self.marks.pin(key, pinned)
+
+    def evict_for(self, nbytes: int | None, *, dry_run: bool = False) -> Eviction:
+        """Free so many bytes by evicting what costs least to lose, all that may go for None. What stays, and why, is
+        told too. Raises StorageFailed."""
+        plan = self.evictor.plan(self.marks.served, nbytes)
+        if dry_run:
+            return plan
+        return self.evictor.evict(self.marks.served, plan.nbytes if nbytes is None else nbytes)
+
+    def is_evicted(self, key: SnapshotKey) -> bool:
+        """Whether a key's snapshot was evicted from the disk and has not come back."""
+        return self._area.tombstone(key).exists()
 
     def begin(
         self,
@@ -116,7 +144,7 @@ class SnapshotStore:
         `first_position` is the position of the first token (a turn's follow others), `segments` how a document is cut.
         A resident snapshot is one of rows: `token_ids` has one id for each, and `next_position` and `last_position` are
         given, which follow from the tokens for all others. One of slots is of rows too, as `cache_store.slots` says,
-        with `slot_counts`.
+        with `slot_counts`. Where the budget is used up, others are evicted.
         Raises BuildLocked, BudgetExceeded (with the numbers, nothing written), StorageFailed, ValueError for no or
         impossible tokens, positions or counts, and for segments that are not whole blocks.
         """
@@ -127,6 +155,9 @@ class SnapshotStore:
         stored = tokens.astype("<i4")
         places = (first_position, segments, next_position, last_position, slot_counts)
         subject = BuildSubject(name, fingerprint, layout, stored, context_digest, *places)
+        return self._with_room(name, lambda: self._builder(name, subject))
+
+    def _builder(self, name: EntryName, subject: BuildSubject) -> SnapshotBuilder:
         with storage_errors("locking a snapshot"):
             lock = BuildLock(self._area.lock(name))
         try:
@@ -136,7 +167,7 @@ class SnapshotStore:
                 lock,
                 self._clock,
                 before_publish=self._before_publish,
-                after_publish=self._after_publish,
+                after_publish=self._published,
             )
         except BaseException:
             lock.release()
@@ -187,6 +218,52 @@ class SnapshotStore:
 
     def close(self) -> None:
         """End what works in the background."""
+
+    def _with_room(self, name: EntryName, work: Callable[[], T]) -> T:
+        """`work`, again and again as long as something can leave the disk for `name`."""
+        ledger = self._area.ledger
+        while True:
+            try:
+                return work()
+            except BudgetExceeded as error:
+                needed = error.needed_nbytes
+                if ledger.is_too_large(needed):
+                    raise
+                with storage_errors("making room for a snapshot"):
+                    if self.evictor.make_room(name, ledger.shortfall(needed)):
+                        continue
+                    # A process that was killed may have left too high a number behind.
+                    self._area.recount()
+                    if ledger.shortfall(needed):
+                        raise ledger.refuse(needed) from None
+
+    def _published(self, name: EntryName) -> None:
+        self.marks.used(name)
+        self._after_publish(name)
+
+    def _far(self, name: EntryName, nbytes: int) -> tuple[str, float] | None:
+        """The tier beyond the disk that would bring a snapshot back, and the seconds that takes."""
+        return None
+
+    def _may_leave(self, candidate: Candidate) -> bool:
+        """Asked before a snapshot is evicted."""
+        return True
+
+    def _reader(
+        self, name: EntryName, fingerprint: Fingerprint, layout: KVLayout, token_digest: str | None, context_digest: str
+    ) -> SnapshotReader:
+        for _ in range(_TRIES):
+            with suppress(SnapshotMoved):
+                return SnapshotReader(
+                    self._area.snapshots,
+                    name,
+                    fingerprint=fingerprint,
+                    layout=layout,
+                    token_digest=token_digest,
+                    context_digest=context_digest,
+                    on_damage=self._damaged,
+                )
+        raise SnapshotMoved(MissReason.ABSENT, "the snapshot does not stay long enough to be opened")
 
     def _before_publish(self, name: EntryName) -> None:
         """A snapshot is about to become visible. Raises StorageFailed."""

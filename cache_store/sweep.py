@@ -11,6 +11,7 @@ from cache_store.errors import BuildLocked
 from cache_store.inventory import held_keys
 from cache_store.keys import EntryName, parse_flat
 from cache_store.lock import BuildLock
+from cache_store.marks import Marks
 from cache_store.removal import discard_all
 
 QUARANTINE_S = 7 * 24 * 3600.0
@@ -37,13 +38,12 @@ def sweep(area: Area, quarantine_s: float) -> SweepReport:
             area.disk.remove(path.with_suffix(".json"))
             _discard(area, path, report)
     _sweep_orphans(area, report)
-    for name in names_in(area.trash):
-        area.disk.remove(area.trash / name)
-        report.removed_names.append(name)
+    report.removed_names += names_in(area.trash)
     _sweep_locks(area)
+    Marks(area).sweep()
     with area.guard():
         _remove_empty(area)
-        report.used_nbytes = area.ledger.recount()
+    report.used_nbytes = area.recount()
     return report
 
 

@@ -9,6 +9,7 @@ from cache_store.area import Area
 from cache_store.disk import open_plain, read_into
 from cache_store.errors import MissReason, SnapshotMiss
 from cache_store.keys import EntryName
+from cache_store.lock import share
 from cache_store.manifest import MANIFEST_NAME
 from cache_store.stored import MANIFEST_LIMIT, as_miss, located
 from cache_store.tiers.copy import CopyPlan
@@ -25,6 +26,7 @@ def send(area: Area, name: EntryName, tier: BlobTier) -> int:
     except OSError as error:
         raise as_miss(error) from None
     try:
+        share(directory)
         return _send(directory, name, tier)
     except OSError as error:
         raise as_miss(error) from None

@@ -9,22 +9,20 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cache_store import inventory
 from cache_store.area import Removed
-from cache_store.builder import SnapshotBuilder
 from cache_store.disk import storage_errors
 from cache_store.errors import BudgetExceeded, BuildLocked, CacheStoreError, MissReason, SnapshotMiss, StorageFailed
+from cache_store.eviction import NOMINAL_BYTES_PER_S, Candidate
 from cache_store.fingerprint import Fingerprint
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVLayout
 from cache_store.reader import SnapshotReader
-from cache_store.segments import WHOLE, Segments
-from cache_store.slots import Counts
+from cache_store.segments import Segments
 from cache_store.store import SnapshotStore, check_segments
 from cache_store.sweep import QUARANTINE_S, SweepReport
 from cache_store.tiers.bring import Bringer
@@ -94,7 +92,6 @@ class TieredStore(SnapshotStore):
 
         try:
             reader = open_here()
-            self._used(name)
         except SnapshotMiss as miss:
             source = self._bring(name, miss, check)
             if source is None:
@@ -102,37 +99,6 @@ class TieredStore(SnapshotStore):
             reader = open_here()
             reader.source = source
         return reader
-
-    def begin(
-        self,
-        key: SnapshotKey,
-        fingerprint: Fingerprint,
-        layout: KVLayout,
-        token_ids: Sequence[int],
-        *,
-        context_digest: str = "",
-        first_position: int = 0,
-        segments: Segments = WHOLE,
-        next_position: int | None = None,
-        last_position: int | None = None,
-        slot_counts: Counts | None = None,
-    ) -> SnapshotBuilder:
-        """As `SnapshotStore.begin`. Where the disk's budget is used up, snapshots that a durable tier has leave it."""
-        begin = super().begin
-        return self._with_room(
-            lambda: begin(
-                key,
-                fingerprint,
-                layout,
-                token_ids,
-                context_digest=context_digest,
-                first_position=first_position,
-                segments=segments,
-                next_position=next_position,
-                last_position=last_position,
-                slot_counts=slot_counts,
-            )
-        )
 
     def quarantine(self, key: SnapshotKey, fingerprint_digest: str, reason: MissReason, detail: str) -> None:
         """As `SnapshotStore.quarantine`; the copies elsewhere are of the same bytes and go."""
@@ -277,7 +243,7 @@ class TieredStore(SnapshotStore):
             raise SnapshotMiss(MissReason.ABSENT, "computing it is faster than bringing it")
         bringer = Bringer(self._area, tier, plan, lambda: self._notes.is_removed(name.key, tier.name))
         try:
-            self._with_room(lambda: self._patiently(bringer, name))
+            self._with_room(name, lambda: self._patiently(bringer, name))
         except SnapshotMiss as miss:
             self._damaged_in(tier, name, miss, plan.data)
             raise
@@ -336,41 +302,32 @@ class TieredStore(SnapshotStore):
         self._notes.removed(key, tier.name)
         return removed
 
-    def _with_room(self, work: Callable[[], T]) -> T:
-        """`work`, again and again as long as something can leave the disk for it."""
-        while True:
-            try:
-                return work()
-            except BudgetExceeded as error:
-                budget = self._area.ledger.budget_nbytes
-                if (budget is not None and error.needed_nbytes > budget) or not self._evict_one():
-                    raise
+    def _far(self, name: EntryName, nbytes: int) -> tuple[str, float] | None:
+        """The nearest tier that is known to have it; a durable one before the others, which forget."""
+        placed = set(self._notes.placed(name))
+        held = [tier for tier in self.tiers if tier.name in placed]
+        if not held:
+            return None
+        tier = min(held, key=lambda tier: not tier.durable)
+        seconds = self.speeds.restore_s(tier.name, nbytes)
+        return tier.name, nbytes / NOMINAL_BYTES_PER_S if seconds is None else seconds
 
-    def _evict_one(self) -> bool:
-        """Take the snapshot off the disk that was used longest ago, of those that a durable tier has for sure."""
-        durable = {tier.name: tier for tier in self.tiers if tier.durable}
-        for name in sorted(inventory.published(self._area), key=self._used_at):
-            for tier_name in durable.keys() & set(self._notes.placed(name)):
-                if self._is_safe(durable[tier_name], name):
-                    self._area.discard(self._area.published(name))
-                    self._area.tombstone(name.key).touch(mode=0o600)
-                    return True
-        return False
+    def _may_leave(self, candidate: Candidate) -> bool:
+        """A document that is on its way to a durable tier gets there first. What a tier has lost is counted on no
+        longer: such a snapshot is worth more than was thought, and stays this time."""
+        name = candidate.name
+        for tier in self.tiers:
+            if tier.durable and name.key.kind == "document" and tier.name in self._notes.wanting(name):
+                self.uploader.send(name)
+            if tier.name == candidate.copy and self._has_lost(tier, name):
+                self._notes.not_placed(name, tier.name)
+                return False
+        return True
 
-    def _is_safe(self, tier: BlobTier, name: EntryName) -> bool:
+    def _has_lost(self, tier: BlobTier, name: EntryName) -> bool:
+        """Whether a tier has for sure no equal copy."""
         try:
             there, here = tier.manifest(name), local_manifest(self._area, name)
-            return there is not None and here is not None and CopyPlan(name, here).same_as(there)
+            return there is None or (here is not None and not CopyPlan(name, here).same_as(there))
         except (TierDown, SnapshotMiss):
             return False
-
-    def _used(self, name: EntryName) -> None:
-        """The time of the directory is that of its last use."""
-        with suppress(OSError):
-            os.utime(self._area.published(name))
-
-    def _used_at(self, name: EntryName) -> float:
-        try:
-            return self._area.published(name).stat().st_mtime
-        except OSError:
-            return 0.0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from cache_store.area import DIRECTORIES
 from cache_store.errors import BudgetExceeded, BuildLocked, MissReason, SnapshotMiss
 from cache_store.keys import SnapshotKey
 from cache_store.store import SnapshotStore
@@ -63,8 +64,8 @@ def killed_at_every_step(
 
 
 def killer(step: int) -> Callable[[str], None]:
-    # Opening a store makes sure of its six directories, which is none of the steps meant here.
-    left = step + 6
+    # Opening a store makes sure of its directories, which is none of the steps meant here.
+    left = step + len(DIRECTORIES)
 
     def on_step(_: str) -> None:
         nonlocal left
@@ -100,10 +101,12 @@ def build_or_wait(root: Path) -> None:
 
 
 def build_within(root: Path, budget_nbytes: int, name: str) -> None:
-    """Build a document of its own within a budget; says whether it fitted."""
+    """Build a pinned document of its own within a budget; says whether it fitted."""
     store = SnapshotStore(root, budget_nbytes=budget_nbytes)
+    recipe = replace(DOCUMENT, key=SnapshotKey("alice", "document", name))
+    store.pin(recipe.key, True)
     try:
-        replace(DOCUMENT, key=SnapshotKey("alice", "document", name)).build(store)
+        recipe.build(store)
         print("fitted")
     except BudgetExceeded as error:
         print("refused" if error.needed_nbytes > error.available_nbytes else "refused for nothing")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cache_store.area import DIRECTORIES
 from cache_store.errors import BudgetExceeded, MissReason, SnapshotMiss, StorageFailed
 from cache_store.keys import SnapshotKey
 from cache_store.store import SnapshotStore
@@ -43,6 +44,7 @@ def test_refused_before_the_write_and_admitted_after_a_deletion(root: Path, tmp_
     store = SnapshotStore(root, budget_nbytes=int(1.5 * reservation(tmp_path, recipe)))
     other = replace(recipe, key=SnapshotKey("bob", "document", "b"))
     recipe.build(store)
+    store.pin(KEY, True)
     before = tree(root)
     with pytest.raises(BudgetExceeded, match="are available") as error:
         other.begin(store)
@@ -155,7 +157,7 @@ def test_a_disk_that_is_full_at_any_step(root: Path, recipe: Recipe, kind: str, 
     recipe = replace(recipe, key=replace(KEY, kind=kind), n_tokens=12)
     healthy = SnapshotStore(root)
     for step in range(1000):
-        disk = Failing(step + 6, times)
+        disk = Failing(step + len(DIRECTORIES), times)
         failure = build_on(SnapshotStore(root, disk=disk), recipe)
         assert (failure is not None) == disk.failed, f"step {step}: {failure}"
         expect_whole_or_absent(healthy, recipe)
