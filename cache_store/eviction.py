@@ -8,14 +8,14 @@ ones of a session before the earlier, which they need. A document goes with what
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 from cache_store.area import Area, Removed
 from cache_store.disk import storage_errors, tree_size
 from cache_store.errors import CacheStoreError
 from cache_store.inventory import published
-from cache_store.keys import EntryName, flat_key
+from cache_store.keys import EntryName, SnapshotKey
 from cache_store.lock import Unused
 from cache_store.marks import Marks, Use
 from cache_store.speeds import SpeedBook
@@ -92,12 +92,12 @@ class Policy:
         for name in published(self.area):
             key = name.key.source or name.key
             groups.setdefault(EntryName(key, name.fingerprint_digest), []).append(name)
-        pinned, now = self.marks.pinned(), self.clock()
+        pinned, now = self.marks.pinned_keys(), self.clock()
         found = [self._candidate(name, parts, served, pinned) for name, parts in groups.items()]
         return sorted(found, key=lambda one: (bool(one.kept), *one.order(now)))
 
     def _candidate(
-        self, name: EntryName, parts: list[EntryName], served: str | None, pinned: Iterable[str]
+        self, name: EntryName, parts: list[EntryName], served: str | None, pinned: Container[SnapshotKey]
     ) -> Candidate:
         nbytes = sum(tree_size(self.area.published(part))[1] for part in parts)
         n_tokens, position = self._facts(name)
@@ -105,7 +105,7 @@ class Policy:
         if (far := self.far(name, nbytes)) is not None and far[1] <= seconds:
             copy, seconds = far
         kept = ""
-        if flat_key(name.key) in pinned:
+        if name.key in pinned:
             kept = "pinned"
         elif any(Unused.is_used(self.area.published(part)) for part in parts):
             kept = "in use"

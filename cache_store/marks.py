@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cache_store.area import Area
 from cache_store.disk import names_in, storage_errors
-from cache_store.keys import EntryName, SnapshotKey, flat_key, parse_flat
+from cache_store.keys import EntryName, SnapshotKey, flat_key, parse_flat, parse_flat_key
 
 MOST_USES = 4096
 """More are not told apart."""
@@ -78,9 +78,8 @@ class Marks:
     def is_pinned(self, key: SnapshotKey) -> bool:
         return (self._area.pins / flat_key(key)).exists()
 
-    def pinned(self) -> set[str]:
-        """Flat names of all pinned keys."""
-        return set(names_in(self._area.pins))
+    def pinned_keys(self) -> set[SnapshotKey]:
+        return {key for flat in names_in(self._area.pins) if (key := parse_flat_key(flat)) is not None}
 
     @property
     def served(self) -> str | None:

@@ -6,13 +6,18 @@ from typing import Any
 
 import click
 
+from service.cli.evict import evict
 from service.cli.output import EXIT_FAILURE, err, expected_errors, json_option, nbytes_text, print_json
+from service.cli.stores import named, open_snapshots
 from service.words import counted
 
 
 @click.group()
 def snapshots() -> None:
-    """List and check stored snapshots."""
+    """List and check stored snapshots, and make room."""
+
+
+snapshots.add_command(evict)
 
 
 @snapshots.command("list")
@@ -23,7 +28,7 @@ def list_(as_json: bool) -> None:
 
     Unfinished and quarantined ones too. By what was measured: how long it takes to restore each, and to compute it.
     """
-    store = _store()
+    store = open_snapshots()
     titles = _titles()
     rows: list[dict[str, Any]] = [
         row | {"title": titles.get(row["id"])} for row in (*_disk_rows(store), *_far_rows(store))
@@ -78,8 +83,8 @@ def verify(as_json: bool) -> None:
     Nothing is changed: a damaged snapshot is set aside and built again when a question needs it.
     """
     rows = [
-        _named(v.name) | {"ok": v.ok, "nbytes": v.nbytes, "reason": v.reason, "detail": v.detail}
-        for v in _store().verify()
+        named(v.name) | {"ok": v.ok, "nbytes": v.nbytes, "reason": v.reason, "detail": v.detail}
+        for v in open_snapshots().verify()
     ]
     damaged = [row for row in rows if not row["ok"]]
     if as_json:
@@ -93,7 +98,7 @@ def verify(as_json: bool) -> None:
 
 def _disk_rows(store: Any) -> list[dict[str, Any]]:
     return [
-        _named(entry.name)
+        named(entry.name)
         | {
             "tier": "disk", "state": entry.state, "nbytes": entry.nbytes, "n_tokens": entry.n_tokens,
             "kv_type": entry.kv_type, "created_at": entry.created_at, "reason": entry.reason,
@@ -114,7 +119,7 @@ def _far_row(tier: Any, entry: Any) -> dict[str, Any]:
     from cache_store.errors import CacheStoreError
     from cache_store.stored import decode_manifest
 
-    row = _named(entry.name) | {
+    row = named(entry.name) | {
         "tier": tier.name, "state": "published" if entry.complete else "unfinished", "nbytes": entry.nbytes,
         "n_tokens": None, "kv_type": None, "created_at": None, "reason": None, "n_segments": None,
     }  # fmt: skip
@@ -182,17 +187,3 @@ def _tokens(row: dict[str, Any]) -> str:
     unit = "rows" if row["kind"] in ("resident", "slots") else "tokens"
     cut = f" in {row['n_segments']} segments" if row["n_segments"] > 1 else ""
     return f", {row['n_tokens']} {unit}{cut}, {row['kv_type']}"
-
-
-def _store() -> Any:
-    from cache_store.tiers.opening import open_store
-    from service.cli.config import read_settings
-    from service.core.snapshot_tier import tier_config
-
-    settings = read_settings()
-    return open_store(settings.store_dir, tier_config(settings), uploads=False)
-
-
-def _named(name: Any) -> dict[str, Any]:
-    key = name.key
-    return {"owner_id": key.owner_id, "kind": key.kind, "id": key.id, "fingerprint": name.fingerprint_digest}

@@ -1,7 +1,7 @@
 """Everything a document leaves outside its rows, and how it is removed, tier by tier."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,18 @@ class SnapshotTier(Protocol):
         """Tiers beyond the disk that have a document's snapshot, or get it. Fast: no tier is asked."""
         ...
 
+    def left_disk(self, owner_id: str, document_id: str) -> bool:
+        """Whether a document's snapshot was evicted from the disk and has not come back. Fast."""
+        ...
+
+    def pin(self, owner_id: str, document_id: str, pinned: bool) -> None:
+        """Keep a document's snapshot from being evicted, or no longer. Raises StorageFull."""
+        ...
+
+    def pin_only(self, documents: Collection[tuple[str, str]]) -> None:
+        """Keep those of these documents, pairs of owner and id, and no others. Raises StorageFull."""
+        ...
+
     def finish_removals(self) -> int:
         """Remove what was deleted while a tier was down; how much is left to do."""
         ...
@@ -74,6 +86,19 @@ class Artifacts:
     def places(self, document: DocumentRef) -> dict[str, Place]:
         """Tiers beyond the disk that have a document's snapshot, or get it."""
         return self._store.places(document.owner_id, document.document_id)
+
+    def left_disk(self, document: DocumentRef) -> bool:
+        """Whether a document's snapshot was evicted from the disk and has not come back."""
+        return self._store.left_disk(document.owner_id, document.document_id)
+
+    async def pin(self, document: DocumentRef, pinned: bool) -> None:
+        """Keep a document's snapshot from being evicted, or no longer. Raises StorageFull."""
+        await asyncio.to_thread(self._store.pin, document.owner_id, document.document_id, pinned)
+
+    async def pin_only(self, documents: Sequence[DocumentRef]) -> None:
+        """Keep those of these documents from being evicted, and no others. Raises StorageFull."""
+        pairs = {(document.owner_id, document.document_id) for document in documents}
+        await asyncio.to_thread(self._store.pin_only, pairs)
 
     async def finish_removals(self) -> None:
         """Remove what was deleted while a tier was down."""

@@ -84,11 +84,13 @@ class DocumentService:
         return views, len(rows) > limit
 
     async def change(self, owner_id: str, document_id: str, changes: DocumentChanges) -> DocumentView:
-        """Raises NotFound, Invalid."""
+        """Raises NotFound, Invalid, StorageFull (only when the disk does not take the mark of a pinned document)."""
         values = self._values(changes)
         await self._row(owner_id, document_id)
         async with self._db.writing() as uow:
             await uow.documents.change(document_id, updated_at=self._clock.now(), **values)
+        if changes.pinned is not None:
+            await self._artifacts.pin(DocumentRef(owner_id, document_id), changes.pinned)
         return await self.get(owner_id, document_id)
 
     async def cancel(self, owner_id: str, document_id: str) -> DocumentView:
@@ -151,8 +153,9 @@ class DocumentService:
         return row
 
     def _tiers(self, row: DocumentRow) -> dict[str, Place]:
-        here = {"disk": Place("ready")} if row.snapshot_state == "ready" else {}
-        return here | self._artifacts.places(DocumentRef(row.owner_id, row.id))
+        ref = DocumentRef(row.owner_id, row.id)
+        here = row.snapshot_state == "ready" and not self._artifacts.left_disk(ref)
+        return ({"disk": Place("ready")} if here else {}) | self._artifacts.places(ref)
 
     def _values(self, changes: DocumentChanges) -> dict[str, Any]:
         values: dict[str, Any] = {}

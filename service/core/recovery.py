@@ -15,11 +15,12 @@ _log = structlog.get_logger("preread.recovery")
 
 
 async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files: Files) -> None:
-    """Finish deletions, clean up after failed documents, drop uploads without a row, settle states."""
+    """Finish deletions, clean up after failed documents, drop uploads without a row, settle states and pins."""
     await deletion.finish_all()
     async with db.reading() as uow:
         ended = await uow.documents.with_status(_ENDED_BADLY)
         known = await uow.documents.ids()
+        pinned = await uow.documents.pinned()
     # When a document fails its file goes last: one that is still there says that the clean-up was cut.
     for row in ended:
         if files.path(row.id).exists():
@@ -27,6 +28,10 @@ async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files:
                 await artifacts.remove(DocumentRef(row.owner_id, row.id))
             except StorageFull as error:  # the next start tries again
                 _log.warning("leftovers of a document stay", document_id=row.id, exc_info=error)
+    try:
+        await artifacts.pin_only([DocumentRef(*pair) for pair in pinned])
+    except StorageFull as error:  # only what is evicted first depends on it
+        _log.warning("pinned documents are not marked", exc_info=error)
     if n_swept := files.sweep(known):
         _log.info("uploads without a document removed", count=n_swept)
     async with db.writing() as uow:

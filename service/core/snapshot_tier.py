@@ -1,6 +1,8 @@
 """What of the snapshot store the server process itself touches: what is deleted, and where things are. Everything else
 is the engine's."""
 
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cache_store.errors import StorageFailed
@@ -44,9 +46,33 @@ class StoredSnapshots:
         known_at = self._store.known_at(key)
         return {tier: Place(state, known_at.get(tier)) for tier, state in self._store.far_places(key).items()}
 
+    def left_disk(self, owner_id: str, document_id: str) -> bool:
+        """Whether a document's snapshot was evicted from the disk and has not come back."""
+        return self._store.is_evicted(SnapshotKey(owner_id, "document", document_id))
+
+    def pin(self, owner_id: str, document_id: str, pinned: bool) -> None:
+        """Keep a document's snapshot from being evicted, or no longer. Raises StorageFull."""
+        with _storage_full("A document could not be pinned"):
+            self._store.pin(SnapshotKey(owner_id, "document", document_id), pinned)
+
+    def pin_only(self, documents: Collection[tuple[str, str]]) -> None:
+        """Keep those of these documents, and no others. Raises StorageFull."""
+        wanted = {SnapshotKey(owner_id, "document", document_id) for owner_id, document_id in documents}
+        with _storage_full("Documents could not be pinned"):
+            for key in self._store.marks.pinned_keys() | wanted:
+                self._store.pin(key, key in wanted)
+
     def finish_removals(self) -> int:
         """Remove what was deleted while a tier was down; how much is left to do."""
         return self._store.finish_removals() if isinstance(self._store, TieredStore) else 0
+
+
+@contextmanager
+def _storage_full(what: str) -> Generator[None]:
+    try:
+        yield
+    except StorageFailed as error:
+        raise StorageFull(f"{what}: {error}.") from error
 
 
 def tier_config(settings: Settings) -> TierConfig:

@@ -42,6 +42,7 @@ def config_of(settings: Settings, options: dict[str, Any]) -> EngineConfig:
     own = {
         "engine": "fake",
         "store_dir": str(settings.store_dir),
+        "disk_budget_nbytes": settings.snapshot_budget_bytes or None,
         "free_floor_nbytes": settings.free_floor_bytes,
         "max_batch": settings.max_batch,
         "kv_type": settings.kv_type,

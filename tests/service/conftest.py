@@ -195,6 +195,15 @@ class Store:
     def places(self, owner_id, document_id):
         return {}
 
+    def left_disk(self, owner_id, document_id):
+        return False
+
+    def pin(self, owner_id, document_id, pinned):
+        pass
+
+    def pin_only(self, documents):
+        pass
+
     def finish_removals(self):
         return 0
 

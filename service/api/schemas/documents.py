@@ -190,7 +190,8 @@ def receipt(removed: list[Removed]) -> Receipt:
 
 def _snapshot_body(row: DocumentRow, tiers: dict[str, Place]) -> SnapshotBody:
     return SnapshotBody(
-        state=row.snapshot_state,
+        # One that was evicted, and is nowhere else, is computed again when it is asked about.
+        state="absent" if row.snapshot_state == "ready" and not tiers else row.snapshot_state,
         fingerprint=row.snapshot_fingerprint,
         kv_type=row.snapshot_kv_type,
         nbytes=row.snapshot_nbytes,

@@ -75,6 +75,11 @@ class Documents:
     async def ids(self) -> set[str]:
         return set((await self._session.scalars(select(DocumentRow.id))).all())
 
+    async def pinned(self) -> Sequence[tuple[str, str]]:
+        """Owner and id of every pinned document."""
+        query = select(DocumentRow.owner_id, DocumentRow.id).where(DocumentRow.pinned)
+        return [(row.owner_id, row.id) for row in await self._session.execute(query)]
+
     async def titles(self) -> dict[str, str]:
         """Of every document, by id."""
         query = select(DocumentRow.id, DocumentRow.title)

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from cache_store.errors import MissReason, SnapshotMiss
+from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
 from cache_store.pieces import Piece, Run
 from cache_store.reader import SnapshotReader
 from cache_store.store import SnapshotStore
@@ -52,6 +53,13 @@ class HostContext:
         self.residency.drop(ref)
         if self.host_tier is not None:
             self.host_tier.forget(ref)
+
+    def asked_about(self, subject: Subject, pinned: bool | None = None) -> None:
+        """Count a use of a document's snapshot, also of one in memory; `pinned` None says nothing."""
+        if pinned is not None:
+            with suppress(StorageFailed):
+                self.store.pin(subject.full_key, pinned)
+        self.store.used(subject.full_key, self.runner.fingerprint.digest)
 
     def last_logits(self, document: ResidentDocument) -> Any:
         """Logits at a document's last token, by a step of its own."""

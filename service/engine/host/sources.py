@@ -68,6 +68,7 @@ class OneDocument:
     @contextmanager
     def opened(self, cancel: CancelToken) -> Iterator[Opened]:
         subject = self._subject
+        self._context.asked_about(subject, self._request.pinned)
         with (
             self._context.residency.held(
                 subject.ref,

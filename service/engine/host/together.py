@@ -47,6 +47,8 @@ class SeveralDocuments:
     def opened(self, cancel: CancelToken) -> Iterator[tuple[ResidentDocument, bool, Fetcher]]:
         """As `AnswerSource` says. Raises DocumentMiss for the document whose snapshot is missing or damaged."""
         context = self._context
+        for subject in self._subjects:
+            context.asked_about(subject)
         with ExitStack() as held:
             cold = [held.enter_context(context.cold.held(subject)) for subject in self._subjects]
             document, restored = held.enter_context(

@@ -143,6 +143,15 @@ async def test_a_full_disk_delays_the_cleaning_and_does_not_prevent_it(open_clie
         def places(self, owner_id, document_id):
             return {}
 
+        def left_disk(self, owner_id, document_id):
+            return False
+
+        def pin(self, owner_id, document_id, pinned):
+            pass
+
+        def pin_only(self, documents):
+            pass
+
         def finish_removals(self):
             return 0
 
@@ -195,6 +204,15 @@ async def test_a_deletion_cut_short_is_finished_at_the_next_start(open_client, m
         def places(self, owner_id, document_id):
             return {}
 
+        def left_disk(self, owner_id, document_id):
+            return False
+
+        def pin(self, owner_id, document_id, pinned):
+            pass
+
+        def pin_only(self, documents):
+            pass
+
         def finish_removals(self):
             return 0
 
@@ -226,6 +244,15 @@ async def test_a_full_disk_at_start_delays_a_deletion_and_not_the_start(
 
         def places(self, owner_id, document_id):
             return {}
+
+        def left_disk(self, owner_id, document_id):
+            return False
+
+        def pin(self, owner_id, document_id, pinned):
+            pass
+
+        def pin_only(self, documents):
+            pass
 
         def finish_removals(self):
             return 0
