@@ -97,6 +97,7 @@ def open_host(config: EngineConfig) -> "EngineHost":
         free_floor_nbytes=config.free_floor_nbytes,
     )
     _put_in_order(store)
+    store.serve(runner.fingerprint)
     return EngineHost(
         runner,
         store,

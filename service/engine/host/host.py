@@ -78,7 +78,6 @@ class EngineHost:
         replay_ids: Sequence[int] = (),
         fetch_rounds: int = 1,
     ) -> None:
-        store.serve(runner.fingerprint)
         scheduler = Scheduler(runner)
         tier = HostTier(scheduler, runner, runner.host_copies) if runner.host_copies is not None else None
         residency = Residency(scheduler, runner, resident_budget_nbytes, tier.move_out if tier else None)
