@@ -63,6 +63,11 @@ class SpeedBook:
         speed = self.speed(PREFILL)
         return None if speed is None else n_tokens / speed
 
+    @property
+    def prefill(self) -> float | None:
+        """Tokens a second; None when that was not measured lately."""
+        return self.speed(PREFILL)
+
     def pays(self, tier: str, nbytes: int, n_tokens: int) -> bool:
         """Whether bringing a snapshot is faster than computing it. It is when that is not known: a speed measured too
         long ago is measured again."""

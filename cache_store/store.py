@@ -207,6 +207,16 @@ class SnapshotStore:
         """Everything the store holds."""
         return inventory.entries(self._area)
 
+    def names(self) -> list[EntryName]:
+        """Everything that is published."""
+        return inventory.published(self._area)
+
+    def fingerprint_of(self, name: EntryName) -> Fingerprint | None:
+        """What a published snapshot was made with; None where that cannot be read."""
+        with suppress(SnapshotMiss, StorageFailed, TypeError):
+            return Fingerprint(**read_stored_manifest(self._area.snapshots, name).fingerprint)
+        return None
+
     def verify(self, key: SnapshotKey | None = None) -> list[inventory.Verdict]:
         """Check every byte of the published snapshots (of one key). Quarantines nothing."""
         return [inventory.verify(self._area, name) for name in inventory.published(self._area, key)]
@@ -292,9 +302,7 @@ class SnapshotStore:
 
     def _differences(self, others: list[EntryName], fingerprint: Fingerprint) -> str:
         for other in others:
-            try:
-                stored = Fingerprint(**read_stored_manifest(self._area.snapshots, other).fingerprint)
-            except (SnapshotMiss, StorageFailed, TypeError):
+            if (stored := self.fingerprint_of(other)) is None:
                 continue
             return f"the snapshot was made with another {', '.join(stored.differences(fingerprint))}"
         return "the snapshot was made with another fingerprint"

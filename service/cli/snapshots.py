@@ -8,6 +8,7 @@ import click
 
 from service.cli.evict import evict
 from service.cli.output import EXIT_FAILURE, err, expected_errors, json_option, nbytes_text, print_json
+from service.cli.rebuild import rebuild
 from service.cli.stores import named, open_snapshots
 from service.words import counted
 
@@ -18,6 +19,7 @@ def snapshots() -> None:
 
 
 snapshots.add_command(evict)
+snapshots.add_command(rebuild)
 
 
 @snapshots.command("list")

@@ -18,6 +18,7 @@ from service.core.ingestion import Ingestion
 from service.core.jobs import Jobs
 from service.core.policies import Policies
 from service.core.progress import ProgressBoard
+from service.core.rebuilding import Rebuilder
 from service.core.recovery import recover
 from service.core.retention import Bounds
 from service.core.snapshots import Snapshots
@@ -66,6 +67,9 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
     sweeper = Sweeper(services.deletion, settings.sweep_interval_s)
     stack.push_async_callback(sweeper.close)
     sweeper.start()
+    rebuilder = Rebuilder(adapters.db, adapters.engine, services.snapshots, settings.sweep_interval_s)
+    stack.push_async_callback(rebuilder.close)
+    rebuilder.start()
     return services
 
 

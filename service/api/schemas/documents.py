@@ -53,7 +53,7 @@ class PlaceBody(msgspec.Struct, frozen=True):
 
 
 class SnapshotBody(msgspec.Struct, frozen=True):
-    """`state`: `absent`, `building`, `ready`, `rebuilding`. `prefilled_tokens` and `build_s` are of its last build.
+    """`state`: `absent`, `building`, `ready`, `stale`, `rebuilding`. `prefilled_tokens`, `build_s`: of its last build.
 
     `retention` is null until it was chosen. `resident_tokens` and `resident_nbytes`: what of the document is in memory
     while it is asked about, the latter null when that is all of it; `index_nbytes`: what finds the rest. `tiers`: where

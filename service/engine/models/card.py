@@ -4,6 +4,7 @@ Read by the API process, so nothing here imports torch.
 """
 
 import hashlib
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -163,6 +164,13 @@ def check_engine(card: ModelCard, engine: str) -> None:
 
 MEAN_KL_LIMIT = 0.02
 """Above this mean KL (nats) a KV type is refused for a model."""
+
+
+def expected_fields(model_dir: Path, kv_type: str) -> dict[str, str]:
+    """Of the fingerprint that a model is served with what follows from its directory and the KV type alone. Raises
+    ModelError."""
+    fields = asdict(fingerprint(load_card(model_dir), KVType(kv_type), "", "", 0))
+    return {name: value for name, value in fields.items() if name not in ("engine", "compute_dtype", "chunking")}
 
 
 def fingerprint(
