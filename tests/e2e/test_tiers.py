@@ -10,7 +10,7 @@ from tests.e2e.server import Server, until
 
 ANSWER = [*b"All is well.", 256]
 DOCUMENT = b"The ferry to Inchcolm leaves at 9.40 from the east pier.\n\n" * 6
-EVERYWHERE = [{"tier": tier, "state": "ready"} for tier in ("disk", "redis", "object")]
+EVERYWHERE = dict.fromkeys(("disk", "redis", "object"), "ready")
 
 
 @pytest.fixture
@@ -37,6 +37,10 @@ def n_keys(redis: RedisServer) -> int:
         client.close()
 
 
+def places(server: Server, document_id: str) -> dict[str, str]:
+    return {place["tier"]: place["state"] for place in server.document(document_id)["snapshot"]["tiers"]}
+
+
 def receipt(server: Server, document_id: str) -> dict[str, int]:
     """Delete a document; the objects that each tier had."""
     parts = server.request("DELETE", f"/v1/documents/{document_id}").json()["removed"]
@@ -54,7 +58,7 @@ def test_a_host_is_lost_and_nothing_is_computed_again(serve, redis: RedisServer,
     document_id = server.ready(DOCUMENT)["id"]
     session_id = server.session(document_id)
     first = server.ask(session_id)
-    until(lambda: server.document(document_id)["snapshot"]["tiers"] == EVERYWHERE, "everything is sent")
+    until(lambda: places(server, document_id) == EVERYWHERE, "everything is sent")
     until(lambda: n_keys(redis) == 2, "the turn is sent")
 
     restart_without_its_store(server)
@@ -92,7 +96,7 @@ def test_a_host_is_lost_and_nothing_is_computed_again(serve, redis: RedisServer,
 def test_what_a_tier_missed_of_a_deletion_is_done_later(serve, redis: RedisServer, s3: S3Server):
     server: Server = serve(fake={"fake_script": ANSWER}, redis_url=redis.url, object_url=s3.url, sweep_interval_s=0.3)
     document_id = server.ready(DOCUMENT)["id"]
-    until(lambda: server.document(document_id)["snapshot"]["tiers"] == EVERYWHERE, "everything is sent")
+    until(lambda: places(server, document_id) == EVERYWHERE, "everything is sent")
     redis.freeze()
     removed = receipt(server, document_id)
     assert (removed["redis"], removed["object"]) == (0, 2)
