@@ -7,7 +7,7 @@ from typing import Protocol
 
 from service.core.files import Files
 from service.engine.messages import DocumentRef
-from service.engine.protocol import EngineClient, EngineLost
+from service.engine.protocol import EngineClient, EngineLost, OwnDisks
 
 _RELEASE_S = 20.0
 
@@ -79,7 +79,9 @@ class Artifacts:
     ) -> list[Removed]:
         """Remove whatever is there. Doing it again removes nothing and says so."""
         host = await self._release(document, session_ids)
-        stored = await asyncio.to_thread(self._delete, document, kv_ids)
+        snapshots = [("document", document.document_id), *(("turn", kv_id) for kv_id in kv_ids)]
+        elsewhere = await self._delete_elsewhere(document, snapshots)
+        stored = await asyncio.to_thread(self._delete, document, snapshots, elsewhere)
         nbytes = await asyncio.to_thread(self._files.remove, document.document_id)
         return [Removed("file", int(nbytes is not None), nbytes or 0), host, *stored]
 
@@ -115,10 +117,18 @@ class Artifacts:
             return Removed("host", 0, 0)
         return Removed("host", released.objects, released.nbytes)
 
-    def _delete(self, document: DocumentRef, kv_ids: Sequence[str]) -> list[Removed]:
-        removed: dict[str, Removed] = {}
-        targets = [("document", document.document_id), *(("turn", kv_id) for kv_id in kv_ids)]
-        for kind, id in targets:
+    async def _delete_elsewhere(self, document: DocumentRef, snapshots: Sequence[tuple[str, str]]) -> list[Removed]:
+        """From disks that only the engine reaches. Before what all reach: from them it would be sent there again."""
+        if not isinstance(self._engine, OwnDisks):
+            return []
+        done = await self._engine.delete(document.owner_id, snapshots)
+        return [Removed("disk", done.objects, done.nbytes)]
+
+    def _delete(
+        self, document: DocumentRef, snapshots: Sequence[tuple[str, str]], elsewhere: Sequence[Removed]
+    ) -> list[Removed]:
+        removed = {part.tier: part for part in elsewhere}
+        for kind, id in snapshots:
             for tier, (objects, nbytes) in self._store.delete(document.owner_id, kind, id).items():
                 removed[tier] = removed.get(tier, Removed(tier, 0, 0)) + Removed(tier, objects, nbytes)
         return list(removed.values())

@@ -55,6 +55,7 @@ def _place(settings: Settings) -> Place:
         shares=bool(settings.redis_url or settings.object_url),
         free_nbytes=lambda: shutil.disk_usage(settings.store_dir).free,
         delete=store.delete,
+        deletions=settings.data_dir / "worker.deletions",
     )
 
 

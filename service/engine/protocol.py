@@ -312,5 +312,15 @@ class Attachable(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnDisks(Protocol):
+    """What an engine has beside `EngineClient` when snapshots lie on disks that only it reaches."""
+
+    async def delete(self, owner_id: str, snapshots: Sequence[tuple[str, str]]) -> ReleaseDone:
+        """Remove snapshots of an owner, pairs of kind and id, from these disks. One that is not reached now does it
+        when it is back, and is not counted. Does not raise."""
+        ...
+
+
 class EngineLost(Exception):
     """The engine process is not there, or did not answer in time."""

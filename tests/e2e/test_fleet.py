@@ -39,8 +39,13 @@ def test_a_server_without_an_engine_answers_through_a_worker(shared: dict[str, A
                 server.engine()
             document = server.ready(TEXT)
             assert server.ask(server.session(document["id"]))["answer"] == "This is the fake engine: it has no model."
-            assert list((worker.data_dir / "store").glob("snapshots/*/documents/*"))
             assert server.get("/health/ready").json()["engine"] == "fake"
+            stored = worker.data_dir / "store" / "snapshots"
+            assert list(stored.glob("*/documents/*"))
+            assert list(stored.glob("*/turns/*"))
+            assert server.request("DELETE", f"/v1/documents/{document['id']}").status_code == 200
+            assert not list(stored.glob("*/documents/*"))
+            assert not list(stored.glob("*/turns/*"))
         assert worker.stop() == 0
 
 

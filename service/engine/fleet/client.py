@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from service.engine.fleet.records import (
     Pointer,
     Refused,
     decode_pointer,
+    encode,
     ends,
 )
 from service.engine.fleet.roster import Roster, Worker, place_answer, place_build
@@ -123,9 +124,16 @@ class FleetClient:
         """Drop a document from the memory of every worker."""
         return await self._released(wire.Release(0, document))
 
-    async def delete(self, owner_id: str, kind: str, id: str) -> ReleaseDone:
-        """Remove a snapshot from the disk of every worker. One that is away does it when it is back."""
-        return await self._released(Delete(owner_id, kind, id))
+    async def delete(self, owner_id: str, snapshots: Sequence[tuple[str, str]]) -> ReleaseDone:
+        """As `OwnDisks.delete` says: from the disks of all workers."""
+        message = Delete(owner_id, list(snapshots))
+        with suppress(LinkDown):
+            noted = ("XADD", keys.DELETED, "MAXLEN", "~", keys.MAX_DELETED, "*", "d", encode(message))
+            homes = [keys.home(DocumentRef(owner_id, id)) for kind, id in snapshots if kind == "document"]
+            replies = await self._link.ask(noted, *(("DEL", home) for home in homes))
+            if isinstance(replies[0], bytes):
+                message = Delete(owner_id, message.snapshots, replies[0].decode())
+        return await self._released(message)
 
     async def release_session(self, session_id: str) -> None:
         await self._ask_all(wire.ReleaseSession(0, session_id))

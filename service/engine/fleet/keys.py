@@ -7,9 +7,9 @@ WORKERS = PREFIX + b"workers"
 """The ids of all workers, those that are gone included until somebody notices."""
 INFO = PREFIX + b"info"
 """What the workers were, when there were some: an API process can start before the first of them."""
-RELEASED = PREFIX + b"released"
-"""A stream of the documents that were deleted, for workers that were away."""
-MAX_RELEASED = 100_000
+DELETED = PREFIX + b"deleted"
+"""A stream of what was deleted, for workers that were away."""
+MAX_DELETED = 100_000
 
 BEATS = 3
 """Heartbeats that may be missed."""

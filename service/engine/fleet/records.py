@@ -44,11 +44,12 @@ class WorkerState(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True, tag="delete"):
-    """Remove a snapshot, by kind and id, from a worker's disk."""
+    """Remove snapshots of an owner, pairs of kind and id, from a worker's disk. `noted`: the id under which it was
+    noted for workers that are away; empty where it was not."""
 
     owner_id: str
-    kind: str
-    id: str
+    snapshots: list[tuple[str, str]]
+    noted: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -80,6 +81,7 @@ decode_state = msgspec.msgpack.Decoder(WorkerState).decode
 decode_batch = msgspec.msgpack.Decoder(Batch).decode
 decode_pointer = msgspec.msgpack.Decoder(Pointer).decode
 decode_info = msgspec.msgpack.Decoder(EngineInfo).decode
+decode_delete = msgspec.msgpack.Decoder(Delete).decode
 decode_task = msgspec.msgpack.Decoder(wire.ToServer | Delete).decode
 
 

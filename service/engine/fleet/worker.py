@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,8 @@ from service.engine.fleet.link import Link, LinkDown, refused
 from service.engine.fleet.membership import Beat, Membership
 from service.engine.fleet.outbox import Outbox
 from service.engine.fleet.records import Delete, Refused, WorkerState, decode_task, fields
-from service.engine.messages import EngineStats, Failed, ReleaseDone
+from service.engine.fleet.removals import DeleteOne, Removals
+from service.engine.messages import EngineStats, Failed
 from service.engine.protocol import EngineClient, EngineLost
 from service.engine.remote import wire
 
@@ -26,6 +28,8 @@ RETRY_S = 0.1
 FLUSH_S = 2.0
 STUCK_S = 10.0
 """An engine that has given no figures for so long takes no more requests."""
+CATCH_UP_BEATS = 10
+"""Heartbeats between two looks at deletions that were missed."""
 STOPPING = Failed("engine_lost", "the worker stops: ask again", retryable=True)
 _FIRST = b"1-0"
 Call = wire.Release | wire.ReleaseSession | wire.Stats | wire.Check | Delete
@@ -34,13 +38,14 @@ Call = wire.Release | wire.ReleaseSession | wire.Stats | wire.Check | Delete
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a worker is beside its engine. `shares`: it has tiers beyond its disk. `free_nbytes`: of its disk.
-    `delete`: removes a snapshot of an owner, by kind and id, from its disk; objects and bytes by tier. Blocking."""
+    `delete` removes from its disk; `deletions` is a file that keeps which it has done."""
 
     worker_id: str
     heartbeat_s: float = 1.0
     shares: bool = False
     free_nbytes: Callable[[], int] = lambda: 0
-    delete: Callable[[str, str, str], dict[str, tuple[int, int]]] = lambda owner_id, kind, id: {}
+    delete: DeleteOne = lambda owner_id, kind, id: {}
+    deletions: Path | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +65,7 @@ class FleetWorker:
         self._link = Link(url, timeout_s=timeout_s)
         self._outbox = Outbox(Link(url))
         self._member = Membership(self._link, place.worker_id, place.heartbeat_s, self._state)
+        self._removals = Removals(self._link, place.delete, place.deletions)
         self._open: dict[str, _Open] = {}
         self._calls: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -74,9 +80,8 @@ class FleetWorker:
     async def run(self, stop: asyncio.Event, grace_s: float) -> None:
         """Serve until `stop` is set. Then no more requests are taken, and those that are open may end for `grace_s`."""
         self._outbox.start()
-        tasks = [
-            asyncio.create_task(work) for work in (self._keep_beating(), self._keep_taking(), self._keep_counting())
-        ]
+        work = self._keep_beating(), self._keep_taking(), self._keep_counting(), self._keep_removing()
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             await stop.wait()
             await self._drain(grace_s)
@@ -132,6 +137,11 @@ class FleetWorker:
                 self._stats = await self._engine.stats()
                 self._stats_at = time.monotonic()
             await asyncio.sleep(self._place.heartbeat_s / 2)
+
+    async def _keep_removing(self) -> None:
+        while True:
+            await self._removals.catch_up()
+            await asyncio.sleep(CATCH_UP_BEATS * self._place.heartbeat_s)
 
     # Taking requests.
 
@@ -234,8 +244,10 @@ class FleetWorker:
         async def reply() -> None:
             try:
                 answer = await self._reply(message)
-            except (EngineLost, OSError) as error:
-                answer = wire.Reply(0, error=str(error))
+            except Exception as error:
+                if not isinstance(error, EngineLost):
+                    log.error("a call failed", run=run, exc_info=error)
+                answer = wire.Reply(0, error=str(error) or type(error).__name__)
             self._say_once(run, answer)
 
         self._keep(asyncio.create_task(reply()))
@@ -250,14 +262,9 @@ class FleetWorker:
             case wire.Stats():
                 return wire.Reply(0, stats=await self._engine.stats())
             case Delete():
-                return wire.Reply(0, released=await self._delete(message))
+                return wire.Reply(0, released=await self._removals.remove(message))
             case wire.Check():
                 return wire.Reply(0, milliseconds=await self._engine.check())
-
-    async def _delete(self, message: Delete) -> ReleaseDone:
-        """From this worker's own disk: the API process does the same to the tiers that all share."""
-        removed = await asyncio.to_thread(self._place.delete, message.owner_id, message.kind, message.id)
-        return ReleaseDone(*removed.get("disk", (0, 0)))
 
     # Ending.
 

@@ -133,8 +133,8 @@ async def test_a_document_is_released_and_deleted_everywhere(fleet):
         await every(engine.build(BuildRequest("b", DOC, TOKENS)))
     released = await client.release(DOC)
     assert released.objects == 2
-    assert (await client.delete("own", "document", "doc")).nbytes == 200
-    assert deleted == [("own", "document", "doc")] * 2
+    assert (await client.delete("own", [("document", "doc"), ("turn", "t")])).nbytes == 400
+    assert sorted(deleted) == [("own", "document", "doc")] * 2 + [("own", "turn", "t")] * 2
     await client.release_session("s")
 
 
