@@ -35,7 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
     sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
     of windowed documents, from which a question fetches in `fetch_rounds`, 1 or 2. `tiers`: where snapshots are kept
-    beyond the disk. `fake_script`: token ids of every answer of a fake engine.
+    beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
+    `fake_from_kv` its answers follow from the bytes of the stored KV instead.
 
     Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
@@ -68,6 +69,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cuda_graphs: bool = True
     tiers: TierConfig = TierConfig()
     fake_script: list[int] = []
+    fake_from_kv: bool = False
     fake_step_s: float = 0.0
     fake_layer_s: float = 0.0
     fake_chunk_tokens: int = 256
@@ -237,7 +239,7 @@ def _fake_parts(config: EngineConfig) -> _Parts:
         card = load_card(Path(config.model_dir))
         decoder = Tokenizer.load(Path(config.model_dir))
         vocab_size, end_ids = card.vocab_size, frozenset(card.eos_token_ids)
-    elif not script:
+    elif not script and not config.fake_from_kv:
         script = [*FAKE_ANSWER.encode(), ByteDecoder.END]
     runner = FakeRunner(
         script=script,

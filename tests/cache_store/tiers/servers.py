@@ -73,6 +73,10 @@ class S3Server:
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.url = f"s3://{BUCKET}/store"
         self.environment = CREDENTIALS | {"AWS_ENDPOINT": self.endpoint}
+        self.start()
+
+    def start(self) -> None:
+        """Empty, but for the bucket. Again on the same port after `kill`."""
         # moto asks the machine for credentials of its own where it finds none.
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
@@ -97,6 +101,16 @@ class S3Server:
         httpx.post(f"{self.endpoint}/moto-api/reset")
         httpx.put(f"{self.endpoint}/{BUCKET}")
 
-    def close(self) -> None:
+    def kill(self) -> None:
+        """With all that it holds: moto keeps objects in its memory."""
         self.process.kill()
         self.process.wait()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()

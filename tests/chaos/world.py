@@ -1,0 +1,69 @@
+"""An installation of real processes to be hurt: API processes, workers, PostgreSQL, Redis, an object store."""
+
+import asyncio
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from service.db.migrations import upgrade
+from tests.cache_store.tiers.servers import RedisServer, S3Server
+from tests.e2e.fleet import WorkerProcess
+from tests.e2e.server import START_S, Server, until
+from tests.postgres import PostgresServer
+
+FAKE = {"fake_from_kv": True, "fake_layer_s": 0.02, "fake_step_s": 0.01}
+"""Answers follow from the stored bytes: a wrong byte anywhere is another answer."""
+HEARTBEAT_S = 0.4
+LEASE_S = 1.5
+
+
+class World:
+    """A context manager; `until_whole` waits until everything answers. `reference` is one process with an engine of its
+    own, which nothing happens to: what it answers is right."""
+
+    def __init__(self, directory: Path, *, n_apis: int = 2, n_workers: int = 2) -> None:
+        self.directory = directory
+        self.postgres, self.redis, self.s3 = PostgresServer(), RedisServer(directory), S3Server()
+        self._environment = {name: os.environ.get(name) for name in self.s3.environment}
+        os.environ.update(self.s3.environment)
+        asyncio.run(upgrade(url := self.postgres.new_database()))
+        shared: dict[str, Any] = {
+            "fleet_url": self.redis.url, "fleet_heartbeat_s": HEARTBEAT_S, "worker_grace_s": 10,
+            "redis_url": self.redis.url, "object_url": self.s3.url,
+        }  # fmt: skip
+        serving = shared | {"engine": "fake", "database_url": url, "lease_s": LEASE_S, "sweep_interval_s": 2}
+        self.apis = [Server(directory / "api", name=f"-{n}", **serving) for n in range(n_apis)]
+        self.workers = [WorkerProcess(directory / f"worker-{n}", fake=FAKE, **shared) for n in range(n_workers)]
+        self.reference = Server(directory / "reference", fake={"fake_from_kv": True})
+
+    def __enter__(self) -> "World":
+        with ThreadPoolExecutor() as pool:
+            started = [pool.submit(one.start) for one in (self.reference, *self.workers, *self.apis)]
+            for future in started:
+                future.result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ExitStack() as stack:
+            for close in (self._restore_environment, self.postgres.close, self.redis.kill, self.s3.close):
+                stack.callback(close)
+            for one in (*self.workers, *self.apis, self.reference):
+                stack.push(one.__exit__)
+
+    def until_whole(self) -> None:
+        """Every part answers; what was stopped was started again by who stopped it."""
+        for api in self.apis:
+            until(lambda api=api: _is_ready(api), "an API process is not ready", START_S, every_s=0.1)
+
+    def _restore_environment(self) -> None:
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _is_ready(api: Server) -> bool:
+    return api.get("/health/ready").status_code == 200
