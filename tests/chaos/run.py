@@ -2,9 +2,9 @@
 
     python -m tests.chaos.run [--times 20] [--case kill_worker ...] [--seed 1] [--apis 2] [--workers 2]
 
-Real processes on this machine, with a fake engine whose answers follow from the stored bytes, and with scaled times. In
-each round visitors upload documents, ask about them and about older ones while a fault happens; each answer must be that
-of a reference which nothing happens to, and each refusal must say that it is worth trying again.
+Real processes on this machine, with a fake engine whose answers follow from the stored bytes, and with scaled times.
+In each round visitors upload documents, ask about them and about older ones while a fault happens; each answer must be
+that of a reference which nothing happens to, and each refusal must say that it is worth trying again.
 """
 
 import argparse
@@ -20,8 +20,9 @@ from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.visitor import Known, Visitor
 from tests.chaos.world import World
 
-ROUND_S = 3.0
-"""About as long as a visit takes: a fault happens at a random moment of it."""
+
+MOST_VISIT_S = 6.0
+"""A visit that had to wait for a fault to end says nothing about how long one takes."""
 
 
 @dataclass(slots=True)
@@ -32,6 +33,8 @@ class Chaos:
     random: Random
     n_visitors: int = 2
     documents: list[Known] = field(default_factory=list)
+    visit_s: float = 3.0
+    """How long a visit took lately: a fault happens at a random moment of it."""
 
     def round(self, fault: Fault) -> int:
         """How often visitors were told to ask again. Raises Violation."""
@@ -39,10 +42,12 @@ class Chaos:
         fresh = [visitor.new() for visitor in visitors]
         older = [self.random.choice(self.documents) if self.documents else None for _ in visitors]
         with ThreadPoolExecutor(self.n_visitors) as pool:
+            began = time.monotonic()
             visits = [pool.submit(_visit, *one) for one in zip(visitors, fresh, older, strict=True)]
-            time.sleep(self.random.uniform(0, ROUND_S))
+            time.sleep(self.random.uniform(0, self.visit_s))
             fault(self.world, self.random)
             self.documents += [visit.result() for visit in visits]
+            self.visit_s = min(time.monotonic() - began, MOST_VISIT_S)
         self.world.until_whole()
         return sum(visitor.n_told for visitor in visitors)
 
