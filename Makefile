@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 DATA := $(or $(PREREAD_DATA_DIR),$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/preread)
 MODEL := $(DATA)/models/demo
 
-.PHONY: setup model demo serve test check bench clean
+.PHONY: setup model demo serve test chaos check bench clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -42,6 +42,11 @@ check: setup
 test: setup
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=line) check model
 	PREREAD_TEST_MODEL="$(MODEL)" scripts/test.sh
+
+# Faults of every part at random moments, each TIMES times. `make chaos CASE=kill_redis TIMES=50` is one of them.
+chaos: setup
+	scripts/servers.sh
+	$(PY) -m tests.chaos.run --times $(or $(TIMES),20) $(addprefix --case ,$(CASE))
 
 bench: model
 	$(PY) benchmarks/resume.py --write

@@ -6,24 +6,7 @@ cd "$(dirname "$0")/.."
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 # Container images often set it. Every process that a test starts would then compile every module again.
 unset PYTHONDONTWRITEBYTECODE
-# Of the tiers beyond the disk one is a real Redis, which the tests start themselves.
-if ! command -v redis-server >/dev/null; then
-    echo "The tests need redis-server; installing Debian's package ..." >&2
-    sudo=$([ "$(id -u)" = 0 ] || echo "sudo -n")
-    { $sudo apt-get update && $sudo env DEBIAN_FRONTEND=noninteractive apt-get install --yes redis-server; } >/dev/null || {
-        echo "redis-server could not be installed: install it (Debian: apt-get install redis-server), then try again." >&2
-        exit 1
-    }
-fi
-# And a real PostgreSQL. Debian has its programs beside the path.
-if ! command -v initdb >/dev/null && ! compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null; then
-    echo "The tests need PostgreSQL; installing Debian's package ..." >&2
-    sudo=$([ "$(id -u)" = 0 ] || echo "sudo -n")
-    { $sudo apt-get update && $sudo env DEBIAN_FRONTEND=noninteractive apt-get install --yes postgresql; } >/dev/null || {
-        echo "postgresql could not be installed: install it (Debian: apt-get install postgresql), then try again." >&2
-        exit 1
-    }
-fi
+scripts/servers.sh
 if [ $# -gt 0 ]; then
     exec .venv/bin/python -m pytest "$@"
 fi

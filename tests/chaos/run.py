@@ -20,7 +20,6 @@ from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.visitor import Known, Visitor
 from tests.chaos.world import World
 
-
 MOST_VISIT_S = 6.0
 """A visit that had to wait for a fault to end says nothing about how long one takes."""
 

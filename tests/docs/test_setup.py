@@ -58,7 +58,13 @@ def test_what_fails_is_done_again_the_next_time(tmp_path: Path, what: str) -> No
 
 @pytest.mark.parametrize(
     ("target", "stages"),
-    [("demo", ["run"]), ("serve", ["run"]), ("check", ["run", "tools"]), ("test", ["run", "tools"])],
+    [
+        ("demo", ["run"]),
+        ("serve", ["run"]),
+        ("check", ["run", "tools"]),
+        ("test", ["run", "tools"]),
+        ("chaos", ["run", "tools"]),
+    ],
 )
 def test_each_command_does_its_own_set_up(tmp_path: Path, target: str, stages: list[str]) -> None:
     venv, environment = tmp_path / "venv", os.environ | {"PREREAD_DATA_DIR": str(tmp_path / "data"), "MAKEFLAGS": ""}
