@@ -1,4 +1,4 @@
-"""`make chaos` in small: a round or two in a small world, and that the visitors notice what is wrong."""
+"""`make chaos` in small: one round in a small world, and that the visitors notice what is wrong."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,11 @@ from tests.chaos.visitor import Violation, Visitor
 from tests.chaos.world import World
 
 
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_in_a_small_world(tmp_path: Path) -> None:
     with World(tmp_path, n_apis=1, n_workers=1) as world:
         chaos = Chaos(world, Random(5), n_visitors=1)
-        for case in ("kill_redis", "kill_worker"):
-            chaos.round(FAULTS[case])
+        chaos.round(FAULTS["kill_redis"])
         chaos.ask_again()
         known = chaos.documents[0]
         assert known.answers[0] != known.answers[1]
