@@ -5,8 +5,9 @@
 A fake engine says `--rate` tokens a second in each of `--streams` answers, which one `preread serve` takes from a
 worker over a real Redis and streams to as many clients. Its processor time while all of them run, and that of a bare
 ASGI application that sends the same events at the same pace on the same server, are measured in turns, `--rounds`
-times; the medians are compared. Then time to first token: of single questions to a server with an engine of its own,
-and to one with a worker, in turns. redis-server must be there.
+times; the medians are compared. `client` is the part of the fleet's client in it, without HTTP. Then time to first
+token: of single questions to a server with an engine of its own, and to one with a worker, in turns. redis-server must
+be there.
 """
 
 import argparse
@@ -121,6 +122,9 @@ def relay(arguments: argparse.Namespace, directory: Path) -> dict[str, Any]:
             asked = [[f"/v1/sessions/{session}/questions", body] for session in sessions]
             one["fleet"] = measured([api, worker, redis_process], int(server.url.rpartition(":")[2]), asked, directory)
             one["ratio"] = one["fleet"]["cpu_us"][0] / one["bare"]["cpu_us"][0]
+            command = [*PARTS, "client", redis.url, str(arguments.streams)]
+            alone = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+            one["client"] = json.loads(alone.stdout.splitlines()[-1])
             rounds.append(one)
             print(json.dumps(one), file=sys.stderr)
         return summary(rounds, arguments)
@@ -147,6 +151,7 @@ def summary(rounds: list[dict[str, Any]], arguments: argparse.Namespace) -> dict
         "api_cpu_us_per_token": cpu("fleet", 0),
         "bare_cpu_us_per_token": cpu("bare", 0),
         "ratio": round(statistics.median(one["ratio"] for one in rounds), 2),
+        "client_cpu_us_per_token": round(statistics.median(one["client"]["cpu_us"] for one in rounds), 1),
         "worker_cpu_us_per_token": cpu("fleet", 1),
         "redis_cpu_us_per_token": cpu("fleet", 2),
     }

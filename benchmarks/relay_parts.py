@@ -2,6 +2,7 @@
 
 python -m benchmarks.relay_parts worker URL STREAMS TOKENS TOKEN_DELAY_S
 python -m benchmarks.relay_parts bare PORT STREAMS TOKENS TOKEN_DELAY_S
+python -m benchmarks.relay_parts client URL STREAMS          (prints what it took as JSON)
 python -m benchmarks.relay_parts load PORT PATHS.json        (prints what it saw as JSON)
 """
 
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import uvloop
 
+from service.engine.digests import digest_of
 from service.engine.fake import FakeEngine
+from service.engine.fleet.client import FleetClient
 from service.engine.fleet.worker import FleetWorker, Place
-from service.engine.messages import AnswerEvent, AnswerRequest
+from service.engine.messages import AnswerEvent, AnswerRequest, AnswerText, BuildRequest, DocumentRef, Failed, Sampling
 
 PIECE = "~ab "
 """A token. Its first character is in nothing else that is sent."""
@@ -60,6 +64,36 @@ def bare(port: int, n_streams: int, n_tokens: int, delay_s: float) -> None:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     uvicorn.run(app, port=port, log_config=None, access_log=False, http="h11", lifespan="off")
+
+
+async def client(url: str, n_streams: int) -> dict[str, float]:
+    """What the fleet's client alone takes for a token, without HTTP: processor time while all answers run."""
+    fleet = FleetClient(url)
+    await fleet.start(60)
+    document, token_ids = DocumentRef("bench", "client"), [1] * 512
+    async for _ in fleet.build(BuildRequest("bench-build", document, token_ids)):
+        pass
+    n_tokens, running, marks = 0, 0, []
+
+    async def follow(name: str) -> None:
+        nonlocal n_tokens, running
+        request = AnswerRequest(name, name, document, digest_of(token_ids), len(token_ids), [], [1], Sampling(10**6))
+        is_first = True
+        async for event in fleet.answer(request):
+            if isinstance(event, Failed):
+                sys.exit(f"an answer failed: {event}")
+            if isinstance(event, AnswerText):
+                n_tokens += 1
+                running += is_first
+                if is_first and running == n_streams:
+                    marks.append((time.process_time(), n_tokens))
+                is_first = False
+        marks.append((time.process_time(), n_tokens))
+
+    await asyncio.gather(*(follow(f"bench-{n}") for n in range(n_streams)))
+    await fleet.close()
+    (began, before), (ended, after) = marks[:2]
+    return {"tokens": after - before, "cpu_us": (ended - began) / (after - before) * 1e6}
 
 
 class Stream(asyncio.Protocol):
@@ -136,6 +170,8 @@ def main(arguments: list[str]) -> None:
             asyncio.run(worker(url, int(n_streams), int(n_tokens), float(delay_s)))
         case ["bare", port, n_streams, n_tokens, delay_s]:
             bare(int(port), int(n_streams), int(n_tokens), float(delay_s))
+        case ["client", url, n_streams]:
+            print(json.dumps(uvloop.run(client(url, int(n_streams)))))
         case ["load", port, path]:
             print(json.dumps(asyncio.run(load(int(port), json.loads(Path(path).read_text())))))
 
