@@ -117,6 +117,9 @@ class Settings(BaseSettings):
         1.0, gt=0, description="How often workers say that they live; lost after three times that."
     )
     worker_grace_s: float = Field(30.0, ge=0, description="Time a worker's open requests get to end after SIGTERM.")
+    lease_s: float = Field(
+        10.0, gt=0, description="A server that shares its database gives up another one after this silence."
+    )
     free_floor_bytes: int = Field(512 * MIB, ge=0, description="Free disk that is never used up.")
     sweep_interval_s: float = Field(60.0, gt=0, description="How often expired documents are removed.")
 
@@ -156,6 +159,11 @@ class Settings(BaseSettings):
         """The chosen model: a path when `model` looks like one, else its name below `models_dir`."""
         path = Path(self.model).expanduser()
         return path.absolute() if path.is_absolute() or "/" in self.model else self.models_dir / self.model
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes can work on the same database."""
+        return bool(self.fleet_url) or not self.sqlalchemy_url.startswith("sqlite")
 
     @property
     def sqlalchemy_url(self) -> str:

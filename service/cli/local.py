@@ -20,7 +20,7 @@ def check_start(settings: Settings) -> None:
     if settings.engine != "fake":
         load_card(settings.model_dir)
     datadir.prepare(settings)
-    datadir.lock(settings.data_dir).close()
+    datadir.lock(settings.data_dir, shared=bool(settings.fleet_url)).close()
 
 
 @asynccontextmanager

@@ -57,7 +57,7 @@ async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given)
     a tier that cannot be opened, ServiceError for a database that cannot be used.
     """
     datadir.prepare(settings)
-    stack.enter_context(datadir.lock(settings.data_dir))
+    stack.enter_context(datadir.lock(settings.data_dir, shared=bool(settings.fleet_url)))
     prompts = given.prompts or _prompts(settings)
     await _ready_database(settings.sqlalchemy_url)
     store = given.store or StoredSnapshots(settings.store_dir, tier_config(settings))

@@ -1,4 +1,4 @@
-"""The data directory: private folders, and one server at a time in it."""
+"""The data directory: private folders, and who may be in it at a time."""
 
 import fcntl
 import os
@@ -16,11 +16,12 @@ def prepare(settings: Settings) -> None:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
-def lock(data_dir: Path, what: str = "server") -> IO[bytes]:
-    """Hold the directory until the file is closed. Raises Conflict when another server, or `what` else, has it."""
+def lock(data_dir: Path, what: str = "server", *, shared: bool = False) -> IO[bytes]:
+    """Hold the directory until the file is closed. Raises Conflict when another server, or `what` else, has it. Those
+    that hold it `shared` can do so at the same time."""
     file = os.fdopen(os.open(data_dir / f"{what}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600), "r+b")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise Conflict(

@@ -23,6 +23,8 @@ from service.errors import DatabaseUnavailable, NotFound, StorageFull
 
 OnRemoved = Callable[[str, list[str]], Awaitable[None]]
 """Called with a document id and the ids of its sessions, once their rows are gone: stop what uses them."""
+OLD_S = 300.0
+"""A deletion that is under way for so long is not anybody's any more; finishing one twice does no harm."""
 _log = structlog.get_logger("preread.deletion")
 
 
@@ -42,6 +44,8 @@ class Deletion:
         artifacts: Artifacts,
         board: ProgressBoard,
         clock: Clock,
+        *,
+        alone: bool,
     ) -> None:
         self._db = db
         self._jobs = jobs
@@ -49,6 +53,7 @@ class Deletion:
         self._artifacts = artifacts
         self._board = board
         self._clock = clock
+        self._alone = alone
         self.listeners: list[OnRemoved] = []
         self._refused: list[DeletionRow] = []
 
@@ -74,8 +79,13 @@ class Deletion:
         await self._finish(notes)
 
     async def finish_far(self) -> None:
-        """Remove from the tiers what was deleted while one of them was down, and what the disk refused at start."""
+        """Remove from the tiers what was deleted while one of them was down, what the disk refused at start, and what
+        another process was removing when it was lost."""
         notes, self._refused = self._refused, []
+        if not self._alone:
+            old = self._clock.now() - OLD_S
+            async with self._db.reading() as uow:
+                notes += [note for note in await uow.deletions.all() if note.created_at < old]
         await self._finish(notes)
         await self._artifacts.finish_removals()
 

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -48,12 +49,14 @@ class Files:
             return None
         return nbytes
 
-    def sweep(self, known: Collection[str]) -> int:
-        """Remove what no row names: uploads cut short by a crash. Gives how many."""
+    def sweep(self, known: Collection[str], *, older_than_s: float = 0.0) -> int:
+        """Remove what no row names, if it has not been written to for so long: uploads cut short by a crash. Gives how
+        many."""
         unknown = [path for path in self._root.iterdir() if path.is_file() and path.name not in known]
-        for path in unknown:
+        old = [path for path in unknown if not older_than_s or time.time() - path.stat().st_mtime > older_than_s]
+        for path in old:
             path.unlink(missing_ok=True)
-        return len(unknown)
+        return len(old)
 
 
 def too_large(max_nbytes: int) -> TooLarge:

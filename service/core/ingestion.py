@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,8 +34,8 @@ class Read(Protocol):
 
 @dataclass(slots=True)
 class Ingestion:
-    """Takes up a document wherever its row says it is. `parsing` bounds how many are parsed at once; one
-    is built at a time, because two would only share the engine.
+    """Takes up a document wherever its row says it is. `parsing` bounds how many are parsed at once,
+    `building` how many are built: two would only share an engine.
     """
 
     db: Database
@@ -47,14 +47,15 @@ class Ingestion:
     clock: Clock
     policies: Policies
     parsing: asyncio.Semaphore
-    building: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    building: asyncio.Semaphore
 
-    async def run(self, document_id: str, take_password: Callable[[], str | None]) -> None:
-        """Bring a document to `ready`. The password is asked for when parsing begins, and not kept.
+    async def run(self, document_id: str, lease: str, take_password: Callable[[], str | None]) -> None:
+        """Bring a document to `ready`, for the process `lease` that works on it. The password is asked for when parsing
+        begins, and not kept.
 
         Raises ServiceError or IngestError with what the document's owner must know.
         """
-        row = await self._row(document_id)
+        row = await self._row(document_id, lease)
         if row.status in {statuses.QUEUED, statuses.PARSING}:
             async with self.parsing:
                 token_ids, policy = await self._parse(row, take_password())
@@ -63,15 +64,15 @@ class Ingestion:
         async with self.building:
             await self._build(row, token_ids, policy)
 
-    async def _row(self, document_id: str) -> DocumentRow:
+    async def _row(self, document_id: str, lease: str) -> DocumentRow:
         async with self.db.reading() as uow:
             row = await uow.documents.get(document_id)
-        if row is None:
-            raise NotFound("The document was removed.")
+        if row is None or row.lease_owner != lease:
+            raise NotFound("The document was removed, or another process has taken it over.")
         return row
 
     async def _parse(self, row: DocumentRow, password: str | None) -> tuple[list[int], Policy]:
-        await self._move(row.id, statuses.PARSING)
+        await self._move(row, statuses.PARSING)
         meter = Meter(self.clock, statuses.PARSING, "pages")
 
         def report(done: int, total: int) -> None:
@@ -91,7 +92,10 @@ class Ingestion:
     async def _stored_policy(self, row: DocumentRow) -> Policy:
         policy = self.policies.of(row)
         async with self.db.writing() as uow:
-            _require(await uow.documents.change(row.id, only_if=statuses.UNFINISHED, policy=policy.stored()))
+            moved = await uow.documents.change(
+                row.id, only_if=statuses.UNFINISHED, held_by=row.lease_owner, policy=policy.stored()
+            )
+            _require(moved)
         return policy
 
     async def _store_text(self, row: DocumentRow, document: Document) -> tuple[list[int], Policy]:
@@ -103,6 +107,7 @@ class Ingestion:
             moved = await uow.documents.change(
                 row.id,
                 only_if=statuses.UNFINISHED,
+                held_by=row.lease_owner,
                 snapshot_state="building",
                 page_count=len(rows),
                 media_type=str(document.media_type),
@@ -122,20 +127,19 @@ class Ingestion:
                 self.board.publish(row.id, progress)
 
         if row.status in statuses.before(statuses.PREFILLING):
-            await self._move(row.id, statuses.PREFILLING)
+            await self._move(row, statuses.PREFILLING)
         report(BuildProgress(statuses.PREFILLING, 0, len(token_ids)))
         ref = DocumentRef(row.owner_id, row.id)
         done = await build_snapshot(self.engine, ref, token_ids, policy.retention, report)
-        await self._move(row.id, statuses.READY, **snapshot_columns(done, self.engine))
+        await self._move(row, statuses.READY, lease_owner=None, **snapshot_columns(done, self.engine))
 
-    async def _move(self, document_id: str, status: str, **values: Any) -> None:
-        """The claim of a stage: it fails when the document was cancelled or removed meanwhile."""
+    async def _move(self, row: DocumentRow, status: str, **values: Any) -> None:
+        """The claim of a stage: it fails when the document was cancelled, removed or taken over meanwhile."""
         allowed = statuses.UNFINISHED if status == statuses.READY else statuses.before(status)
-        async with self.db.writing() as uow:
-            now = self.clock.now()
-            moved = await uow.documents.change(document_id, only_if=allowed, status=status, updated_at=now, **values)
-            _require(moved)
-        self.board.wake(document_id)
+        values |= {"status": status, "updated_at": self.clock.now()}
+        async with self.db.writing(alone=False) as uow:
+            _require(await uow.documents.change(row.id, only_if=allowed, held_by=row.lease_owner, **values))
+        self.board.wake(row.id)
 
 
 def _page_rows(document_id: str, document: Document, tokens: SnapshotTokens) -> list[PageRow]:
@@ -155,4 +159,4 @@ def _page_rows(document_id: str, document: Document, tokens: SnapshotTokens) -> 
 
 def _require(moved: bool) -> None:
     if not moved:
-        raise NotFound("The document was cancelled or removed.")
+        raise NotFound("The document was cancelled, removed or taken over.")

@@ -42,6 +42,10 @@ class ProgressBoard:
         if event := self._changed.pop(document_id, None):
             event.set()
 
+    def waited_for(self) -> list[str]:
+        """Documents whose next change somebody has asked for."""
+        return list(self._changed)
+
     def next_change(self, document_id: str) -> asyncio.Event:
         """Set at the first change after this call: ask for it before looking at the state."""
         return self._changed.setdefault(document_id, asyncio.Event())

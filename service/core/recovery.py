@@ -10,12 +10,14 @@ from service.db.engine import Database
 from service.engine.messages import DocumentRef
 from service.errors import StorageFull
 
+SHARED_AGE_S = 24 * 3600.0
 _ENDED_BADLY = frozenset({statuses.FAILED, statuses.CANCELLED})
 _log = structlog.get_logger("preread.recovery")
 
 
-async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files: Files) -> None:
-    """Finish deletions, clean up after failed documents, drop uploads without a row, settle states and pins."""
+async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files: Files, *, alone: bool) -> None:
+    """Finish deletions, clean up after failed documents, drop uploads without a row, settle states
+    and pins."""
     await deletion.finish_all()
     async with db.reading() as uow:
         ended = await uow.documents.with_status(_ENDED_BADLY)
@@ -32,7 +34,8 @@ async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files:
         await artifacts.pin_only([DocumentRef(*pair) for pair in pinned])
     except StorageFull as error:  # only what is evicted first depends on it
         _log.warning("pinned documents are not marked", exc_info=error)
-    if n_swept := files.sweep(known):
+    # Other processes take in uploads now: of theirs only what is old cannot be on its way.
+    if n_swept := files.sweep(known, older_than_s=0.0 if alone else SHARED_AGE_S):
         _log.info("uploads without a document removed", count=n_swept)
     async with db.writing() as uow:
         await uow.documents.reset_snapshot_states({"building", "rebuilding"})

@@ -16,6 +16,7 @@ from service.core.files import Files
 from service.core.health import Readiness
 from service.core.ingestion import Ingestion
 from service.core.jobs import Jobs
+from service.core.leases import Leases
 from service.core.policies import Policies
 from service.core.progress import ProgressBoard
 from service.core.rebuilding import Rebuilder
@@ -24,9 +25,13 @@ from service.core.retention import Bounds
 from service.core.snapshots import Snapshots
 from service.core.together import Gathering
 from service.core.uploads import Uploads
+from service.core.watching import RowWatch
 from service.db.engine import Database
 from service.engine.protocol import EngineClient
 from service.settings import Settings
+
+FLEET_BUILDS = 8
+"""Documents that one process has built at a time, where workers share the work; each of them has a queue of its own."""
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class Services:
     uploads: Uploads
     snapshots: Snapshots
     jobs: Jobs
+    leases: Leases
     deletion: Deletion
     conversations: Conversations
     readiness: Readiness
@@ -56,14 +62,22 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
         check_free=lambda nbytes: datadir.check_free(settings, nbytes),
     )
     artifacts = Artifacts(adapters.engine, adapters.store, files)
-    services = _services(adapters, files, artifacts, board)
+    leases = Leases(adapters.db, adapters.clock, alone=not settings.is_shared, lease_s=settings.lease_s)
+    services = _services(adapters, files, artifacts, board, leases)
     services.deletion.listeners.append(services.conversations.document_removed)
-    await recover(adapters.db, services.deletion, artifacts, files)
+    await leases.register()
+    stack.push_async_callback(leases.close)
+    await recover(adapters.db, services.deletion, artifacts, files, alone=leases.alone)
     await services.conversations.recover()
     stack.push_async_callback(services.snapshots.close)
     stack.push_async_callback(services.jobs.close)
     stack.push_async_callback(services.conversations.answers.close)
     await services.jobs.start()
+    if not leases.alone:
+        watch = RowWatch(adapters.db, board, services.jobs.is_here)
+        stack.push_async_callback(watch.close)
+        watch.start()
+    leases.start()
     sweeper = Sweeper(services.deletion, settings.sweep_interval_s)
     stack.push_async_callback(sweeper.close)
     sweeper.start()
@@ -73,7 +87,7 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
     return services
 
 
-def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: ProgressBoard) -> Services:
+def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: ProgressBoard, leases: Leases) -> Services:
     db, engine, clock, settings = adapters.db, adapters.engine, adapters.clock, adapters.settings
     policies = Policies(engine, _bounds(settings))
     ingestion = Ingestion(
@@ -86,19 +100,21 @@ def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: Pro
         clock=clock,
         policies=policies,
         parsing=asyncio.Semaphore(settings.parse_concurrency),
+        building=asyncio.Semaphore(FLEET_BUILDS if settings.fleet_url else 1),
     )
-    snapshots = Snapshots(db, engine, adapters.prompts, board, policies)
-    jobs = Jobs(db, ingestion, artifacts, board, clock)
-    deletion = Deletion(db, jobs, snapshots, artifacts, board, clock)
+    snapshots = Snapshots(db, engine, adapters.prompts, board, policies, leases)
+    jobs = Jobs(db, ingestion, artifacts, board, clock, leases)
+    deletion = Deletion(db, jobs, snapshots, artifacts, board, clock, alone=leases.alone)
     return Services(
         settings=settings,
         clock=clock,
         db=db,
         engine=engine,
         documents=DocumentService(db, files, jobs, deletion, artifacts, board, clock),
-        uploads=Uploads(db, files, jobs, deletion, policies, clock),
+        uploads=Uploads(db, files, jobs, deletion, policies, clock, leases),
         snapshots=snapshots,
         jobs=jobs,
+        leases=leases,
         deletion=deletion,
         conversations=_conversations(adapters, snapshots),
         readiness=Readiness(settings, db, engine, clock),

@@ -5,6 +5,8 @@ from typing import Any
 
 from service.core import statuses
 from service.core.builds import build_snapshot
+from service.core.leases import Leases
+from service.core.outages import KEEP_S, through_outages
 from service.core.policies import Policies
 from service.core.progress import ProgressBoard
 from service.core.prompts import Prompts
@@ -16,18 +18,27 @@ from service.engine.messages import BuildDone, DocumentRef
 from service.engine.protocol import EngineClient
 from service.errors import Conflict, NotFound
 
+_POLL_S = 0.2
+
 
 class Snapshots:
-    """`rebuild` runs once per document, however many ask for it."""
+    """`rebuild` runs once per document, however many ask for it, also in other processes."""
 
     def __init__(
-        self, db: Database, engine: EngineClient, prompts: Prompts, board: ProgressBoard, policies: Policies
+        self,
+        db: Database,
+        engine: EngineClient,
+        prompts: Prompts,
+        board: ProgressBoard,
+        policies: Policies,
+        leases: Leases,
     ) -> None:
         self._db = db
         self._engine = engine
         self._prompts = prompts
         self._board = board
         self._policies = policies
+        self._leases = leases
         self._rebuilds: dict[str, asyncio.Task[BuildDone]] = {}
 
     async def rebuild(self, document_id: str) -> BuildDone:
@@ -75,14 +86,45 @@ class Snapshots:
 
     async def _rebuild(self, document_id: str) -> BuildDone:
         ref, token_ids, policy = await self._tokens_of(document_id)
-        await self._set_state(document_id, snapshot_state="rebuilding")
+        while not await self._claim(document_id):
+            if (done := await self._made_elsewhere(document_id)) is not None:
+                return done
         try:
             done = await build_snapshot(self._engine, ref, token_ids, policy.retention)
         except BaseException:
-            await asyncio.shield(self._set_state(document_id, snapshot_state="absent"))
+            await asyncio.shield(self._let_go(document_id, snapshot_state="absent"))
             raise
-        await self._set_state(document_id, **snapshot_columns(done, self._engine))
+        await self._let_go(document_id, **snapshot_columns(done, self._engine))
         return done
+
+    async def _claim(self, document_id: str) -> bool:
+        """False: another process rebuilds it."""
+        await self._leases.require()
+        async with self._db.writing(alone=False) as uow:
+            claimed = await uow.documents.claim(
+                document_id, self._leases.owner, only_if={statuses.READY}, snapshot_state="rebuilding"
+            )
+        self._board.wake(document_id)
+        return claimed
+
+    async def _let_go(self, document_id: str, **values: Any) -> None:
+        """Say how a rebuild ended."""
+        await through_outages(lambda: self._set_state(document_id, lease_owner=None, **values), within_s=KEEP_S)
+
+    async def _made_elsewhere(self, document_id: str) -> BuildDone | None:
+        """Wait until another process has ended its rebuild; None when it made nothing."""
+        while True:
+            async with self._db.reading() as uow:
+                row = await uow.documents.get(document_id)
+                if row is None or row.status != statuses.READY:
+                    raise NotFound("There is no such document.")
+                if not await uow.documents.is_leased(document_id):
+                    break
+            await asyncio.sleep(_POLL_S)
+        if row.snapshot_state != "ready":
+            return None
+        n_tokens = row.token_count or 0
+        return BuildDone(n_tokens, 0, row.snapshot_nbytes or 0, 0, 0, 0.0, already=True)
 
     async def _tokens_of(self, document_id: str) -> tuple[DocumentRef, list[int], Policy]:
         async with self._db.reading() as uow:

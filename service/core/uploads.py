@@ -12,6 +12,7 @@ from service.core.deletion import Deletion, expired
 from service.core.files import Files, IncomingFile
 from service.core.ids import new_id
 from service.core.jobs import Jobs
+from service.core.leases import Leases
 from service.core.policies import Policies
 from service.core.wishes import Wish, parse_wish
 from service.db.engine import Database
@@ -41,7 +42,14 @@ class Uploads:
     """`begin` an upload, write to the file it gives, then `complete` it; or discard the file."""
 
     def __init__(
-        self, db: Database, files: Files, jobs: Jobs, deletion: Deletion, policies: Policies, clock: Clock
+        self,
+        db: Database,
+        files: Files,
+        jobs: Jobs,
+        deletion: Deletion,
+        policies: Policies,
+        clock: Clock,
+        leases: Leases,
     ) -> None:
         self._db = db
         self._files = files
@@ -49,6 +57,7 @@ class Uploads:
         self._deletion = deletion
         self._policies = policies
         self._clock = clock
+        self._leases = leases
 
     def begin(self, announced_nbytes: int | None) -> tuple[str, IncomingFile]:
         """A new document id and the file for its bytes. Raises TooLarge, StorageFull."""
@@ -64,6 +73,7 @@ class Uploads:
         self._policies.check(wish)
         media_type = _sniff(file.head)
         await file.finish()
+        await self._leases.require()
         row = self._row(owner_id, document_id, file, settings, wish, media_type)
         while True:
             existing = await self._existing(row)
@@ -118,6 +128,7 @@ class Uploads:
             sha256=file.sha256,
             visibility=settings.visibility,
             retention=wish.stored(),
+            lease_owner=self._leases.owner,
             created_at=now,
             updated_at=now,
             expires_at=None if settings.ttl_s is None else now + settings.ttl_s,

@@ -3,8 +3,10 @@
 All times are UTC seconds since the epoch. Ids are prefixed random strings made by `service.core.ids`.
 """
 
-from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, LargeBinary, String, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+_RUNNING = text("status = 'running'")
 
 
 class Base(DeclarativeBase):
@@ -58,6 +60,8 @@ class DocumentRow(Base):
     snapshot_resident_tokens: Mapped[int | None] = mapped_column(default=None)
     snapshot_resident_nbytes: Mapped[int | None] = mapped_column(BigInteger, default=None)
     snapshot_index_nbytes: Mapped[int | None] = mapped_column(BigInteger, default=None)
+    lease_owner: Mapped[str | None] = mapped_column(String(64), default=None)
+    """The process that works on it; nobody, when there is no such process any more."""
     created_at: Mapped[float]
     updated_at: Mapped[float]
     expires_at: Mapped[float | None] = mapped_column(default=None)
@@ -152,12 +156,28 @@ class TurnRow(Base):
     usage: Mapped[dict] = mapped_column(default=dict)
     cache: Mapped[dict] = mapped_column(default=dict)
     timings: Mapped[dict] = mapped_column(default=dict)
+    lease_owner: Mapped[str | None] = mapped_column(String(64), default=None)
+    """The process that answers, while it runs."""
+    followed: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Counted up by other processes while somebody reads the answer there."""
     created_at: Mapped[float]
 
     __table_args__ = (
         UniqueConstraint("session_id", "ordinal", name="uq_turns_session_ordinal"),
         Index("ix_turns_kv", "kv_id"),
+        Index("ix_turns_running", "lease_owner", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
     )
+
+
+class ProcessRow(Base):
+    """A process that shares the database. `beat` counts its signs of life: who does not see it change for a while, by
+    a clock of its own, removes the row, and all that the process had leased is free."""
+
+    __tablename__ = "processes"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    beat: Mapped[int] = mapped_column(BigInteger, default=0)
+    started_at: Mapped[float]
 
 
 class DeletionRow(Base):

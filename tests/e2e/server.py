@@ -30,13 +30,15 @@ class Server:
     """`preread serve` on a free port over its own data directory. A context manager that stops it.
 
     `settings` are environment variables without their prefix. With `fake` (fields of `EngineConfig`) a fake
-    engine runs in the child process, and answers what its script says.
+    engine runs in the child process, and answers what its script says. `name` tells servers over one data directory
+    apart.
     """
 
     running: ClassVar[list["Server"]] = []
 
-    def __init__(self, data_dir: Path, *, fake: dict[str, Any] | None = None, **settings: Any) -> None:
+    def __init__(self, data_dir: Path, *, fake: dict[str, Any] | None = None, name: str = "", **settings: Any) -> None:
         self.data_dir = data_dir
+        self.name = name
         self.fake = fake
         self.settings = {"free_floor_bytes": 0, "log_format": "json", **settings}
         self.url = ""
@@ -47,7 +49,7 @@ class Server:
 
     @property
     def log_path(self) -> Path:
-        return self.data_dir.with_name(self.data_dir.name + ".log")
+        return self.data_dir.with_name(self.data_dir.name + self.name + ".log")
 
     @property
     def store(self) -> Path:

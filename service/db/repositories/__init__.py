@@ -5,6 +5,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from service.db.repositories.deletions import Deletions
 from service.db.repositories.documents import Documents
 from service.db.repositories.pages import Pages
+from service.db.repositories.processes import Processes
 from service.db.repositories.rebuilds import Rebuilds
 from service.db.repositories.sessions import Sessions
 from service.db.repositories.turns import Turns
@@ -18,9 +19,10 @@ class UnitOfWork:
         self.documents = Documents(session)
         self.pages = Pages(session)
         self.deletions = Deletions(session)
+        self.processes = Processes(session)
         self.rebuilds = Rebuilds(session)
         self.sessions = Sessions(session)
         self.turns = Turns(session)
 
 
-__all__ = ["Deletions", "Documents", "Pages", "Rebuilds", "Sessions", "Turns", "UnitOfWork"]
+__all__ = ["Deletions", "Documents", "Pages", "Processes", "Rebuilds", "Sessions", "Turns", "UnitOfWork"]

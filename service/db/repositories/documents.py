@@ -8,7 +8,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.errors import AlreadyExists
-from service.db.models import DocumentRow, SessionDocumentRow, SessionRow
+from service.db.models import DocumentRow, ProcessRow, SessionDocumentRow, SessionRow
+
+_IS_FREE = or_(DocumentRow.lease_owner.is_(None), DocumentRow.lease_owner.not_in(select(ProcessRow.id)))
 
 
 class Documents:
@@ -55,18 +57,60 @@ class Documents:
         query = select(DocumentRow).where(DocumentRow.expires_at <= now, DocumentRow.pinned.is_(False))
         return (await self._session.scalars(query)).all()
 
-    async def change(self, document_id: str, *, only_if: Collection[str] | None = None, **values: Any) -> bool:
-        """Set columns; with `only_if`, only while the status is one of these. False when none was."""
+    async def is_leased(self, document_id: str) -> bool:
+        """Whether a process works on it."""
+        query = select(DocumentRow.id).where(DocumentRow.id == document_id, ~_IS_FREE)
+        return await self._session.scalar(query) is not None
+
+    async def is_any_free(self, statuses: Collection[str]) -> bool:
+        """Whether there is one that no process works on."""
+        query = select(DocumentRow.id).where(DocumentRow.status.in_(statuses), _IS_FREE).limit(1)
+        return await self._session.scalar(query) is not None
+
+    async def take_up(self, process_id: str, statuses: Collection[str], *, limit: int | None) -> Sequence[DocumentRow]:
+        """Make documents that no process works on a process's own; those that became so, oldest first."""
+        free = select(DocumentRow.id).where(DocumentRow.status.in_(statuses), _IS_FREE)
+        ids = (await self._session.scalars(free.order_by(DocumentRow.created_at).limit(limit))).all()
+        mine = update(DocumentRow).where(DocumentRow.id.in_(ids), DocumentRow.status.in_(statuses), _IS_FREE)
+        await self._changed(mine.values(lease_owner=process_id))
+        taken = select(DocumentRow).where(DocumentRow.id.in_(ids), DocumentRow.lease_owner == process_id)
+        return (await self._session.scalars(taken.order_by(DocumentRow.created_at))).all()
+
+    async def claim(self, document_id: str, process_id: str, *, only_if: Collection[str], **values: Any) -> bool:
+        """Make a document a process's own, unless another one that lives works on it; False then."""
+        query = update(DocumentRow).where(DocumentRow.id == document_id, DocumentRow.status.in_(only_if), _IS_FREE)
+        return await self._changed(query.values(lease_owner=process_id, **values)) == 1
+
+    async def held(self, process_id: str, document_ids: Collection[str]) -> set[str]:
+        """Which of these a process works on, by their rows."""
+        query = select(DocumentRow.id).where(DocumentRow.id.in_(document_ids), DocumentRow.lease_owner == process_id)
+        return set((await self._session.scalars(query)).all())
+
+    async def marks(self, document_ids: Collection[str]) -> dict[str, tuple[Any, ...]]:
+        """What changes of documents while they are worked on; without those that are gone."""
+        row = DocumentRow
+        columns = (row.status, row.progress_done, row.progress_total, row.snapshot_state, row.updated_at)
+        found = await self._session.execute(select(row.id, *columns).where(row.id.in_(document_ids)))
+        return {each[0]: tuple(each[1:]) for each in found}
+
+    async def change(
+        self, document_id: str, *, only_if: Collection[str] | None = None, held_by: str | None = None, **values: Any
+    ) -> bool:
+        """Set columns; with `only_if`, only while the status is one of these, with `held_by`, only while this process
+        works on it. False when none was."""
         query = update(DocumentRow).where(DocumentRow.id == document_id).values(**values)
         if only_if is not None:
             query = query.where(DocumentRow.status.in_(only_if))
-        result = await self._session.execute(query.execution_options(synchronize_session=False))
-        return cast("CursorResult[Any]", result).rowcount == 1
+        if held_by is not None:
+            query = query.where(DocumentRow.lease_owner == held_by)
+        return await self._changed(query) == 1
 
     async def reset_snapshot_states(self, stale: Collection[str]) -> None:
-        """After a restart nothing is being rebuilt: those of ready documents become `absent`."""
-        query = update(DocumentRow).where(DocumentRow.status == "ready", DocumentRow.snapshot_state.in_(stale))
-        await self._session.execute(query.values(snapshot_state="absent"))
+        """What no process rebuilds is not being rebuilt: such states of ready documents become `absent`."""
+        query = update(DocumentRow).where(
+            DocumentRow.status == "ready", DocumentRow.snapshot_state.in_(stale), _IS_FREE
+        )
+        await self._session.execute(query.values(snapshot_state="absent", lease_owner=None))
 
     async def token_ids(self, document_id: str) -> bytes | None:
         """Little-endian int32 tokens of the snapshot prompt."""
@@ -98,3 +142,7 @@ class Documents:
         """How many there are of each status."""
         query = select(DocumentRow.status, func.count().label("n")).group_by(DocumentRow.status)
         return {row.status: row.n for row in await self._session.execute(query)}
+
+    async def _changed(self, query: Any) -> int:
+        result = await self._session.execute(query.execution_options(synchronize_session=False))
+        return cast("CursorResult[Any]", result).rowcount
