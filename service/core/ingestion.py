@@ -103,7 +103,6 @@ class Ingestion:
         policy = self.policies.choose(row, len(tokens.ids))
         rows = _page_rows(row.id, document, tokens)
         async with self.db.writing() as uow:
-            await uow.pages.replace(row.id, rows)
             moved = await uow.documents.change(
                 row.id,
                 only_if=statuses.UNFINISHED,
@@ -116,6 +115,7 @@ class Ingestion:
                 **token_columns(tokens),
             )
             _require(moved)
+            await uow.pages.replace(row.id, rows)
         return tokens.ids, policy
 
     async def _build(self, row: DocumentRow, token_ids: list[int], policy: Policy) -> None:

@@ -48,7 +48,7 @@ def create_engine(url: str, *, patient: bool = False) -> AsyncEngine:
 
 
 def is_sqlite(url: str) -> bool:
-    return make_url(url).get_backend_name() == "sqlite"
+    return url.startswith("sqlite")
 
 
 def _postgres(url: URL) -> URL:
