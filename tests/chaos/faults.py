@@ -98,6 +98,29 @@ def stall_object_store(world: World, random: Random) -> None:
     world.s3.thaw()
 
 
+def object_store_fails(world: World, random: Random) -> None:
+    """Errors and cut bodies, of reading and writing, while a worker has to restore from there."""
+    world.proxy.everything = True
+    _from_object_store(world, random, random.choice(("500", "503", "cut", "reset")))
+
+
+def object_store_lies(world: World, random: Random) -> None:
+    """Shards with a wrong byte, while a worker has to restore them."""
+    world.proxy.everything = False
+    _from_object_store(world, random, "wrong")
+
+
+def _from_object_store(world: World, random: Random, fault: str) -> None:
+    worker = random.choice(world.workers)
+    worker.kill()
+    shutil.rmtree(worker.data_dir / "store", ignore_errors=True)
+    flush_redis(world, random)
+    world.proxy.fault = fault
+    worker.start()
+    time.sleep(STALL_S)
+    world.proxy.fault = ""
+
+
 def _wait(random: Random) -> None:
     time.sleep(random.uniform(0, 1.5))
 
@@ -107,5 +130,6 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         kill_worker, lose_worker_disk, freeze_worker, stop_worker, kill_api, kill_redis, flush_redis, fill_redis,
         stall_redis, kill_postgres, stall_postgres, kill_object_store, stall_object_store,
+        object_store_fails, object_store_lies,
     )
 }  # fmt: skip

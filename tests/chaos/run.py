@@ -1,6 +1,6 @@
 """`make chaos`: hurt an installation at random moments, and see whether anything is lost or wrong.
 
-    python -m tests.chaos.run [--times 20] [--case kill_worker ...] [--seed 1] [--apis 1] [--workers 2]
+    python -m tests.chaos.run [--times 20] [--case kill_worker ...] [--seed 1] [--apis 2] [--workers 2]
 
 Real processes on this machine, with a fake engine whose answers follow from the stored bytes, and with scaled times.
 In each round visitors upload documents, ask about them and about older ones while a fault happens; each answer must be
@@ -70,7 +70,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=20, help="rounds of each case")
     parser.add_argument("--case", action="append", choices=sorted(FAULTS), help="only these")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--apis", type=int, default=1)
+    parser.add_argument("--apis", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     failed = 0

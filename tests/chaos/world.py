@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from service.db.migrations import upgrade
+from tests.cache_store.tiers.proxy import Proxy
 from tests.cache_store.tiers.servers import RedisServer, S3Server
 from tests.e2e.fleet import WorkerProcess
 from tests.e2e.server import START_S, Server, until
@@ -26,8 +27,10 @@ class World:
     def __init__(self, directory: Path, *, n_apis: int = 2, n_workers: int = 2) -> None:
         self.directory = directory
         self.postgres, self.redis, self.s3 = PostgresServer(), RedisServer(directory), S3Server()
-        self._environment = {name: os.environ.get(name) for name in self.s3.environment}
-        os.environ.update(self.s3.environment)
+        self.proxy = Proxy(self.s3.endpoint)
+        environment = self.s3.environment | {"AWS_ENDPOINT": self.proxy.endpoint}
+        self._environment = {name: os.environ.get(name) for name in environment}
+        os.environ.update(environment)
         asyncio.run(upgrade(url := self.postgres.new_database()))
         shared: dict[str, Any] = {
             "fleet_url": self.redis.url, "fleet_heartbeat_s": HEARTBEAT_S, "worker_grace_s": 10,
@@ -47,7 +50,13 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         with ExitStack() as stack:
-            for close in (self._restore_environment, self.postgres.close, self.redis.kill, self.s3.close):
+            for close in (
+                self._restore_environment,
+                self.postgres.close,
+                self.redis.kill,
+                self.s3.close,
+                self.proxy.close,
+            ):
                 stack.callback(close)
             for one in (*self.workers, *self.apis, self.reference):
                 stack.push(one.__exit__)

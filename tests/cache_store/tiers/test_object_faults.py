@@ -1,12 +1,9 @@
 """An S3 store that answers with errors, cut bodies, wrong bytes, or not at all: repeated, or a miss."""
 
-import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import pytest
 
 from cache_store.errors import SnapshotMiss
@@ -15,62 +12,11 @@ from cache_store.tiers.errors import TierDown, TierRefused
 from cache_store.tiers.object import ObjectTier
 from tests.cache_store.recipes import KEY, Recipe
 from tests.cache_store.tiers.conftest import MakeStore
+from tests.cache_store.tiers.proxy import Proxy
 from tests.cache_store.tiers.servers import BUCKET, S3Server
 
 NAME = EntryName(KEY, Recipe().fingerprint.digest)
 RETRY = {"max_retries": 3, "backoff": {"init_backoff": timedelta(milliseconds=10), "max_backoff": timedelta(seconds=1)}}
-
-
-class Proxy:
-    """Stands before the server; `fault` says what becomes of a request for a shard: "", "500", "503", "cut", "wrong",
-    "reset"; of the first `n` only, where that is not None."""
-
-    def __init__(self, target: str) -> None:
-        self.fault, self.n, self.n_faults = "", None, 0
-        proxy = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def handle_one(self) -> None:
-                length = int(self.headers.get("content-length") or 0)
-                headers = {k: v for k, v in self.headers.items() if k.lower() not in ("host", "content-length")}
-                answer = httpx.request(
-                    self.command, target + self.path, content=self.rfile.read(length), headers=headers
-                )
-                proxy.answer(self, answer, proxy.is_faulty(self.command, self.path))
-
-            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_one
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def is_faulty(self, method: str, path: str) -> bool:
-        hit = bool(self.fault) and method == "GET" and "shard-" in path and (self.n is None or self.n_faults < self.n)
-        self.n_faults += hit
-        return hit
-
-    def answer(self, to: BaseHTTPRequestHandler, answer: httpx.Response, faulty: bool) -> None:
-        body, status = answer.content, answer.status_code
-        fault = self.fault if faulty else ""
-        if fault == "reset":
-            to.connection.close()
-            return
-        if fault.isdigit():
-            body, status = b"<Error><Code>SlowDown</Code></Error>", int(fault)
-        if fault == "wrong":
-            body = body[:-1] + bytes([body[-1] ^ 1])
-        to.send_response(status)
-        for name, value in answer.headers.items():
-            if name.lower() not in ("content-length", "transfer-encoding", "connection", "content-encoding"):
-                to.send_header(name, value)
-        to.send_header("content-length", str(len(body)))
-        to.send_header("connection", "close")
-        to.end_headers()
-        if to.command != "HEAD":
-            to.wfile.write(body[: len(body) // 2] if fault == "cut" else body)
 
 
 @pytest.fixture
@@ -78,8 +24,7 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     proxy = Proxy(s3.endpoint)
     monkeypatch.setenv("AWS_ENDPOINT", proxy.endpoint)
     yield proxy
-    proxy.server.shutdown()
-    proxy.server.server_close()
+    proxy.close()
 
 
 @pytest.fixture
