@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 DATA := $(or $(PREREAD_DATA_DIR),$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/preread)
 MODEL := $(DATA)/models/demo
 
-.PHONY: setup model demo serve test chaos check bench clean
+.PHONY: setup model demo serve servers test chaos check kernels bench clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -38,14 +38,21 @@ check: setup
 	$(VENV)/bin/lint-imports
 	$(PY) scripts/size_budget.py
 
-# The model is made while the checks run.
+# Tests that wait for a compiler, and need no model.
+kernels: setup
+	$(PY) -m pytest -q -m compiles $$(grep -rl --include='test_*.py' 'mark\.compiles' tests)
+
+# Redis and PostgreSQL, which the tests start.
+servers:
+	scripts/servers.sh
+
+# The model is made while the checks run and kernels are compiled.
 test: setup
-	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=line) check model
-	PREREAD_TEST_MODEL="$(MODEL)" scripts/test.sh
+	@$(MAKE) --no-print-directory -j4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=line) check model kernels servers
+	PREREAD_TEST_MODEL="$(MODEL)" TEST_KERNELS=done scripts/test.sh
 
 # Faults of every part at random moments, each TIMES times. `make chaos CASE=kill_redis TIMES=50` is one of them.
-chaos: setup
-	scripts/servers.sh
+chaos: setup servers
 	$(PY) -m tests.chaos.run --times $(or $(TIMES),20) $(addprefix --case ,$(CASE))
 
 bench: model

@@ -14,7 +14,8 @@ fi
 # several times as long as by itself, and its time limit is there for what hangs.
 cores=$(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 status=0
-OMP_NUM_THREADS=1 .venv/bin/python -m pytest -m "not alone" -n "${TEST_WORKERS:-$((cores < 8 ? cores + 1 : 8))}" \
+# `make test` has run those that compile kernels while it made the model.
+OMP_NUM_THREADS=1 .venv/bin/python -m pytest -m "not alone${TEST_KERNELS:+ and not compiles}" -n "${TEST_WORKERS:-$((cores < 8 ? cores + 1 : 8))}" \
     --dist loadfile --no-loadscope-reorder -o timeout=600 --durations=15 || status=$?
 # These watch clocks and memory, and have the machine and all its threads for themselves.
 mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.alone' tests)

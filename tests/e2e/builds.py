@@ -8,10 +8,10 @@ BLOCK_TOKENS = 256
 BEFORE_THE_END = frozenset({"queued", "parsing", "prefilling"})
 
 
-def build_killed_twice(server: Server, content: bytes) -> dict[str, Any]:
+def build_killed_twice(server: Server, content: bytes, name: str = "document.txt") -> dict[str, Any]:
     """Upload a document, kill the engine at about 45 % of its prefill and the server at about 55 %; the finished
     document. At most three blocks are computed again after each."""
-    document_id = server.upload(content)["id"]
+    document_id = server.upload(content, name)["id"]
     computed = computed_until(server, document_id, 0.45)
     server.kill_engine()
     server.until_engine_is_back()

@@ -22,6 +22,7 @@ FAKE = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
 # Generous, for other tests run beside: they end what hangs.
 START_S = 600.0
 REQUEST_S = 600.0
+LONGEST_PAUSE_S = 0.3
 FINAL = frozenset({"ready", "failed", "cancelled"})
 _LISTENS = re.compile(r"listens on (http://\S+?:\d+)")
 
@@ -238,11 +239,12 @@ class Server:
 
 
 def until(check: Callable[[], Any], what: str, within_s: float = 120.0, *, every_s: float = 0.02) -> Any:
-    """What `check` gives once it is true."""
-    deadline = time.monotonic() + within_s
+    """What `check` gives once it is true. Asks less often the longer it takes: asking costs the server time too."""
+    began = time.monotonic()
     while not (found := check()):
-        assert time.monotonic() < deadline, f"{what} (after {within_s} s)"
-        time.sleep(every_s)
+        waited_s = time.monotonic() - began
+        assert waited_s < within_s, f"{what} (after {within_s} s)"
+        time.sleep(max(every_s, min(waited_s / 20, LONGEST_PAUSE_S)))
     return found
 
 

@@ -1,20 +1,23 @@
-"""The engine's process or the server is killed: nothing durable is lost, and what was open says so."""
+"""The engine's process or the server is killed: nothing durable is lost, and what was open says so.
 
-import json
-import shutil
-from pathlib import Path
+Builds that are killed are in `test_reference`.
+"""
 
-from tests.e2e.builds import build_killed_twice
-from tests.e2e.server import Server, files_below
+import pytest
+
+from tests.e2e.server import Server
 from tests.e2e.sse import events_of, text_of
 
-ANSWER = [*b"All is well.", 256]
 DOCUMENT = b"The ferry to Inchcolm leaves at 9.40 from the east pier.\n\n" * 6
-LONG = b"".join(b"Paragraph %d: the rent of plot %d is %d pounds.\n\n" % (i, i, 31 * i) for i in range(130))
 
 
-def test_an_engine_killed_in_mid_answer_is_a_retryable_error_and_the_next_question_is_answered(serve):
-    server: Server = serve(fake={"fake_script": [97] * 600, "fake_step_s": 0.03})
+@pytest.fixture(scope="module")
+def server(serve_all) -> Server:
+    """Tests kill it, or its engine, and leave it running."""
+    return serve_all(fake={"fake_script": [97] * 600, "fake_step_s": 0.03})
+
+
+def test_an_engine_killed_in_mid_answer_is_a_retryable_error_and_the_next_question_is_answered(server: Server):
     session_id = server.session(server.ready(DOCUMENT)["id"])
     first = server.ask(session_id, max_tokens=5)
     with server.streaming(session_id, max_tokens=500) as response:
@@ -38,8 +41,7 @@ def test_an_engine_killed_in_mid_answer_is_a_retryable_error_and_the_next_questi
     assert text_of(seen)
 
 
-def test_questions_while_the_engine_is_away_are_told_when_to_come_back(serve):
-    server: Server = serve(fake={"fake_script": ANSWER})
+def test_questions_while_the_engine_is_away_are_told_when_to_come_back(server: Server):
     session_id = server.session(server.ready(DOCUMENT)["id"])
     server.kill_engine()
     refused = server.question(session_id)
@@ -48,26 +50,10 @@ def test_questions_while_the_engine_is_away_are_told_when_to_come_back(serve):
     assert refused.headers["content-type"].startswith("application/problem+json")
     assert server.get("/health/live").status_code == 200
     server.until_engine_is_back()
-    assert server.ask(session_id)["answer"] == "All is well."
+    assert server.ask(session_id, max_tokens=5)["answer"] == "aaaaa"
 
 
-def test_a_build_killed_twice_has_the_bytes_of_one_never_stopped(serve, tmp_path):
-    server: Server = serve(fake={"fake_script": ANSWER, "fake_layer_s": 0.06})
-    document = build_killed_twice(server, LONG)
-    server.stop()
-    never_stopped = server.copy(tmp_path / "twin")
-    (built,) = (never_stopped.store / "snapshots").glob("*/documents/*")
-    shutil.rmtree(built)
-    with server, never_stopped:
-        again = never_stopped.ask(never_stopped.session(document["id"]))
-        assert again["cache"]["miss_reason"] == "absent"
-        assert snapshot_of(never_stopped.store) == snapshot_of(server.store)
-    for name in ("building", "trash", "locks"):
-        assert files_below(server.store / name) == []
-
-
-def test_a_server_killed_with_running_answers_keeps_what_was_finished(serve):
-    server: Server = serve(fake={"fake_script": [97] * 600, "fake_step_s": 0.02})
+def test_a_server_killed_with_running_answers_keeps_what_was_finished(server: Server):
     session_id = server.session(server.ready(DOCUMENT)["id"])
     first = server.ask(session_id, max_tokens=5)
     with server.streaming(session_id, max_tokens=500) as response:
@@ -81,12 +67,3 @@ def test_a_server_killed_with_running_answers_keeps_what_was_finished(serve):
     assert (again["answer"], again["cache"]["source"]) == (first["answer"], "disk")
     assert again["cache"]["miss_reason"] is None
     assert server.engine_stat("document_prefill_tokens_total") == 0
-
-
-def snapshot_of(store: Path) -> dict[str, object]:
-    """The files of a store's only snapshot; of the manifest all but when it was written, and its checksum."""
-    (directory,) = (store / "snapshots").glob("*/documents/*/*")
-    files: dict[str, object] = {path.name: path.read_bytes() for path in directory.iterdir()}
-    body = json.loads(files.pop("manifest.json"))["body"]  # type: ignore[arg-type]
-    del body["created_at"]
-    return files | {"manifest.json": body}

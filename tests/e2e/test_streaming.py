@@ -19,12 +19,6 @@ DOCUMENT = b"The lease of Mill House ends on 3 March 2041.\n\n" * 8
 
 
 @pytest.fixture(scope="module")
-def by_bytes(serve_all):
-    """A server whose answers are TEXT, a byte a token."""
-    return serve_all(fake={"fake_script": [*TEXT.encode(), END]})
-
-
-@pytest.fixture(scope="module")
 def by_tokens(serve_all, demo_model: Path):
     """A server whose answers are TEXT in the demo model's tokens."""
     script = [*Tokenizer.load(demo_model).encode_plain(TEXT), 2]
@@ -43,27 +37,19 @@ def whole(server: Server, session_id: str, **options) -> list[Event]:
         return list(events_of(response))
 
 
-def expect_whole_characters_at_every_cut(server: Server, pieces: list[bytes]) -> None:
-    document_id = server.ready(DOCUMENT)["id"]
+@pytest.mark.model
+def test_a_character_cut_by_max_tokens_is_left_out(by_tokens: Server, demo_model: Path):
+    tokenizer = Tokenizer.load(demo_model)
+    pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode_plain(TEXT)]
+    assert b"".join(pieces).decode() == TEXT
+    document_id = by_tokens.ready(DOCUMENT)["id"]
     for n in range(1, len(pieces) + 1):
-        events = whole(server, server.session(document_id), max_tokens=n)
+        events = whole(by_tokens, by_tokens.session(document_id), max_tokens=n)
         done, joined = last_of(events, "done"), text_of(events)
         assert joined == b"".join(pieces[:n]).decode(errors="ignore")
         assert joined == done["answer"]
         assert "\ufffd" not in joined
         assert (done["finish_reason"], done["usage"]["completion_tokens"]) == ("length", n)
-
-
-def test_a_character_cut_by_max_tokens_is_left_out(by_bytes):
-    expect_whole_characters_at_every_cut(by_bytes, [bytes([byte]) for byte in TEXT.encode()])
-
-
-@pytest.mark.model
-def test_a_character_cut_by_max_tokens_is_left_out_with_a_real_tokenizer(by_tokens, demo_model: Path):
-    tokenizer = Tokenizer.load(demo_model)
-    pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode_plain(TEXT)]
-    assert b"".join(pieces).decode() == TEXT
-    expect_whole_characters_at_every_cut(by_tokens, pieces)
 
 
 @pytest.mark.model

@@ -1,7 +1,7 @@
 """A server whose store is lost: documents and sessions come back from Redis and S3, and deletion reaches both."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,20 +13,26 @@ DOCUMENT = b"The ferry to Inchcolm leaves at 9.40 from the east pier.\n\n" * 6
 EVERYWHERE = dict.fromkeys(("disk", "redis", "object"), "ready")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
 
 
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
     server = S3Server()
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    yield server
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
     server.close()
+
+
+@pytest.fixture(scope="module")
+def server(serve_all: Callable[..., Server], redis: RedisServer, s3: S3Server) -> Server:
+    return serve_all(fake={"fake_script": ANSWER}, redis_url=redis.url, object_url=s3.url, sweep_interval_s=0.3)
 
 
 def n_keys(redis: RedisServer) -> int:
@@ -53,8 +59,7 @@ def restart_without_its_store(server: Server) -> None:
     server.start()
 
 
-def test_a_host_is_lost_and_nothing_is_computed_again(serve, redis: RedisServer, s3: S3Server):
-    server: Server = serve(fake={"fake_script": ANSWER}, redis_url=redis.url, object_url=s3.url, sweep_interval_s=0.3)
+def test_a_host_is_lost_and_nothing_is_computed_again(server: Server, redis: RedisServer, s3: S3Server):
     document_id = server.ready(DOCUMENT)["id"]
     session_id = server.session(document_id)
     first = server.ask(session_id)
@@ -93,8 +98,7 @@ def test_a_host_is_lost_and_nothing_is_computed_again(serve, redis: RedisServer,
     assert server.question(session_id).status_code == 404
 
 
-def test_what_a_tier_missed_of_a_deletion_is_done_later(serve, redis: RedisServer, s3: S3Server):
-    server: Server = serve(fake={"fake_script": ANSWER}, redis_url=redis.url, object_url=s3.url, sweep_interval_s=0.3)
+def test_what_a_tier_missed_of_a_deletion_is_done_later(server: Server, redis: RedisServer):
     document_id = server.ready(DOCUMENT)["id"]
     until(lambda: places(server, document_id) == EVERYWHERE, "everything is sent")
     redis.freeze()

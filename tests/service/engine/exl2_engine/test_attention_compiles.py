@@ -11,6 +11,7 @@ SHARED_NBYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 
 
 @pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.parametrize("arch", sorted(SHARED_NBYTES))
 def test_decode_attention_compiles_without_spills_for(arch, tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}

@@ -19,6 +19,7 @@ CAPABILITIES = ("80", "86", "90")  # 8.9 gets the machine code of 8.6
 
 
 @pytest.mark.slow
+@pytest.mark.compiles
 @pytest.mark.timeout(400)
 def test_kernels_compile_for_every_generation():
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

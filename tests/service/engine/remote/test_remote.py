@@ -86,7 +86,7 @@ def shard_bytes(root: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(root.glob("store/snapshots/own/documents/doc/*/shard-*"))]
 
 
-async def test_build_answer_and_follow_up_over_the_socket(start):
+async def test_build_answer_and_follow_up_over_a_private_socket(start):
     engine = await start()
     assert engine.info.pid != os.getpid()
     assert isinstance((await build(engine))[-1], BuildDone)
@@ -103,6 +103,11 @@ async def test_build_answer_and_follow_up_over_the_socket(start):
     assert (await engine.stats()).decoded_tokens_total > 40
     await engine.release_session("s")
     assert (await engine.release(DOC)).objects == 1
+    directory = engine._process._directory
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / "s").stat().st_mode) == 0o600
+    await engine.close()
+    assert not directory.exists()
 
 
 async def test_a_windowed_document_over_the_socket(start):
@@ -134,15 +139,6 @@ async def test_scripted_chinese_and_emoji_arrive_whole_also_when_cut(start):
         events = await every(engine.answer(ask(f"c{cut}", max_tokens=cut)))
         joined = "".join(e.text for e in events if isinstance(e, AnswerText))
         assert joined == text.encode()[:cut].decode(errors="ignore")
-
-
-async def test_the_socket_and_its_directory_are_private(start):
-    engine = await start()
-    directory = engine._process._directory
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE((directory / "s").stat().st_mode) == 0o600
-    await engine.close()
-    assert not directory.exists()
 
 
 async def test_kill_in_mid_answer_is_retryable_and_the_next_question_is_answered(start):
@@ -203,20 +199,6 @@ async def test_sigterm_lets_answers_end_with_what_they_have(start):
     assert not engine.alive
 
 
-async def test_calls_fail_cleanly_while_there_is_no_engine(start):
-    engine = await start()
-    os.kill(engine.info.pid, signal.SIGKILL)
-    await until(lambda: not engine.alive)
-    lost = (await every(engine.answer(ask())))[-1]
-    assert isinstance(lost, Failed)
-    assert lost.code == "engine_lost"
-    with pytest.raises(EngineLost):
-        await engine.check()
-    assert (await engine.release(DOC)).objects == 0
-    await engine.cancel("a")
-    assert await engine.wait_alive(90)
-
-
 async def test_a_configuration_that_cannot_work_is_given_up_with_the_reason(tmp_path):
     supervisor = EngineSupervisor(EngineConfig(engine="abacus", store_dir=str(tmp_path)))
     with pytest.raises(EngineLost, match="no engine 'abacus'"):
@@ -230,12 +212,19 @@ async def test_a_model_that_cannot_be_used_is_told_in_a_sentence(tmp_path):
     assert "Traceback" not in str(lost.value)
 
 
-async def test_an_engine_that_served_is_never_given_up(start):
+async def test_calls_fail_cleanly_while_there_is_no_engine_and_one_that_served_is_never_given_up(start):
     engine = await start()
     engine._max_quick_failures = 1
     for _ in range(2):
         os.kill(engine.info.pid, signal.SIGKILL)
         await until(lambda: not engine.alive)
+        lost = (await every(engine.answer(ask())))[-1]
+        assert isinstance(lost, Failed)
+        assert lost.code == "engine_lost"
+        with pytest.raises(EngineLost):
+            await engine.check()
+        assert (await engine.release(DOC)).objects == 0
+        await engine.cancel("a")
         assert await engine.wait_alive(90)
     assert (engine.failure, engine.n_restarts) == (None, 2)
 
@@ -250,19 +239,15 @@ async def test_an_engine_that_never_serves_is_given_up_with_the_reason(tmp_path,
         await supervisor.start()
 
 
-async def test_the_process_ends_with_its_parent(start):
+async def test_the_process_ends_with_its_parent_whose_business_sigint_is(start):
     engine = await start()
     pid = engine.info.pid
+    os.kill(pid, signal.SIGINT)
+    assert await engine.check() > 0
     engine._closing.set()
     engine._process._process.stdin.close()  # what the kernel does when the parent is killed
     # Its connection ends first, and the process is gone some time after.
     await until(lambda: not engine.alive and not psutil.pid_exists(pid))
-
-
-async def test_sigint_is_the_parents_business(start):
-    engine = await start()
-    os.kill(engine.info.pid, signal.SIGINT)
-    assert await engine.check() > 0
 
 
 async def test_closing_an_iterator_stops_its_request(start):
