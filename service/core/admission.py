@@ -13,6 +13,7 @@ from service.errors import Busy, Conflict
 
 _RECENT = 32
 _MAX_RETRY_AFTER_S = 120
+SESSION_BUSY = "This session is still answering a question: wait for it to end, or fork the session."
 
 
 class Ticket:
@@ -55,15 +56,17 @@ class Admission:
         full.
         """
         if session_id in self._sessions:
-            raise Conflict(
-                "This session is still answering a question: wait for it to end, or fork the session.",
-                code="session_busy",
-            )
+            raise Conflict(SESSION_BUSY, code="session_busy")
         if len(self._sessions) >= self._limit:
             raise Busy(
                 f"{len(self._sessions)} answers are running or waiting, which is the limit of this server.",
                 retry_after_s=self.retry_after_s(),
             )
+        self._sessions.add(session_id)
+        return Ticket(self, session_id)
+
+    def take_over(self, session_id: str) -> Ticket:
+        """A ticket for an answer that another process had admitted."""
         self._sessions.add(session_id)
         return Ticket(self, session_id)
 

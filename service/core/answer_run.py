@@ -1,7 +1,7 @@
 """One answer, from the engine's first event to its outcome."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from service.core.results import Outcome, Rebuilt
 from service.core.sampling import Question
 from service.engine.messages import (
     AnswerDone,
+    AnswerEvent,
     AnswerRequest,
     AnswerStarted,
     AnswerText,
@@ -20,13 +21,14 @@ from service.engine.messages import (
     Failed,
     Sampling,
 )
-from service.engine.protocol import EngineClient
+from service.engine.protocol import EngineClient, attached
 from service.errors import Busy, NotFound, ServiceError, StorageFull, TooLong, Unavailable
 
 ENGINE_RETRY_AFTER_S = 5
 _ENDED_EARLY = Failed("engine_lost", "The engine ended the answer without a word.", retryable=True)
 
 _LOST_DETAIL = "The engine stopped while this was being answered and is being restarted: ask again."
+_UNKNOWN_DETAIL = "The server that carried this answer was lost, and what it had sent is not known: ask again."
 _MISS_DETAIL = "The document's snapshot was lost again right after it had been rebuilt: ask again."
 
 Rebuild = Callable[[Context, str], Awaitable[tuple[Context, BuildDone]]]
@@ -41,6 +43,8 @@ def error_of(code: str, detail: str) -> ServiceError:
             return Unavailable(_LOST_DETAIL, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
         case "snapshot_miss":
             return Unavailable(_MISS_DETAIL, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
+        case "unknown_request":
+            return Unavailable(_UNKNOWN_DETAIL, retry_after_s=ENGINE_RETRY_AFTER_S, code="interrupted")
         case "interrupted" | "database_unavailable":
             return Unavailable(detail, retry_after_s=ENGINE_RETRY_AFTER_S, code=code)
         case "busy" | "queue_full":
@@ -59,7 +63,8 @@ def error_of(code: str, detail: str) -> ServiceError:
 
 @dataclass(slots=True)
 class Job:
-    """An admitted answer. `accepted` is the monotonic time at which its question came in."""
+    """An admitted answer. `accepted` is the monotonic time at which its question came in, `lease` the process that
+    carries it. `adopted`: another process began it, and its events are taken up."""
 
     answer_id: str
     owner_id: str
@@ -70,6 +75,8 @@ class Job:
     prompt_ids: list[int]
     sampling: Sampling
     accepted: float
+    lease: str = ""
+    adopted: bool = False
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     def parameters(self) -> dict[str, Any]:
@@ -129,9 +136,9 @@ class AnswerRun:
         """One pass through the engine; how it failed, or None when it ended in order."""
         if job.cancelled.is_set():
             return Failed("cancelled", "Nobody waited for this answer.")
-        if not self._engine.alive:
+        if (events := self._events(job)) is None:
             return Failed("engine_lost", "The engine is restarting: ask again.", retryable=True)
-        async for event in self._engine.answer(job.request()):
+        async for event in events:
             match event:
                 case AnswerStarted():
                     outcome.started = event
@@ -147,6 +154,13 @@ class AnswerRun:
                 case Failed():
                     return event
         return _ENDED_EARLY
+
+    def _events(self, job: Job) -> AsyncIterator[AnswerEvent] | None:
+        """Of a new attempt, or of the one that another process began. None: there is no engine."""
+        if job.adopted:
+            job.adopted = False  # after a miss it is asked from here
+            return attached(self._engine, job.answer_id) or _unknown()
+        return self._engine.answer(job.request()) if self._engine.alive else None
 
     async def _after_rebuild(
         self, job: Job, outcome: Outcome, miss: Failed, missing: str | None, on_text: OnText
@@ -179,6 +193,10 @@ class AnswerRun:
 
     def _since(self, job: Job) -> float:
         return (self._clock.monotonic() - job.accepted) * 1e3
+
+
+async def _unknown() -> AsyncIterator[AnswerEvent]:
+    yield Failed("unknown_request", "it ran in an engine of the process that is gone", retryable=True)
 
 
 def _consume(task: "asyncio.Future[Any]") -> None:

@@ -6,6 +6,7 @@ from service.core.admission import Admission
 from service.core.answers import AnswerService
 from service.core.clock import Clock
 from service.core.context import Prompt
+from service.core.leases import Leases
 from service.core.preparation import DocumentSnapshots, Preparation
 from service.core.sessions import SessionService
 from service.core.together import Gathering
@@ -48,9 +49,10 @@ class Conversations:
         clock: Clock,
         limits: Limits,
         gathering: Gathering,
+        leases: Leases,
     ) -> "Conversations":
         turn_kv = TurnKV(store, database)
-        turns = TurnLog(database, turn_kv, clock)
+        turns = TurnLog(database, turn_kv, clock, leases)
         admission = Admission(limits.queue_limit, parallel=lambda: engine.info.max_batch)
         answers = AnswerService(
             database=database,
@@ -62,6 +64,7 @@ class Conversations:
             admission=admission,
             clock=clock,
             grace_s=limits.grace_s,
+            leases=leases,
         )
         sessions = SessionService(
             database=database, engine=engine, answers=answers, turn_kv=turn_kv, clock=clock, gathering=gathering
@@ -69,9 +72,11 @@ class Conversations:
         return cls(sessions, answers, admission, turns, turn_kv)
 
     async def recover(self) -> None:
-        """At a server's start: fail the turns that a crash left running, and remove KV that no turn refers to."""
+        """At a server's start: fail the turns that a crash left running, or take them up where others may carry them;
+        remove KV that no turn refers to."""
         await self.turns.recover()
         await self.turn_kv.sweep()
+        self.answers.start()
 
     async def document_removed(self, document_id: str, session_ids: list[str]) -> None:
         """End what uses a document whose rows are gone."""

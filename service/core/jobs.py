@@ -19,6 +19,7 @@ from service.core.progress import ProgressBoard
 from service.db.engine import Database
 from service.db.models import DocumentRow
 from service.engine.messages import DocumentRef
+from service.engine.protocol import left_running
 from service.errors import DatabaseUnavailable, NotFound, ServiceError, StorageFull
 
 T = TypeVar("T")
@@ -64,9 +65,10 @@ class Jobs:
     async def close(self) -> None:
         """Stop working. Rows stay as they are, so that the next start goes on."""
         tasks = [*self._tasks.values(), *([self._writer] if self._writer else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        with left_running(self._ingestion.engine):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def submit(self, row: DocumentRow, password: str | None = None) -> None:
         """Begin or go on with a document. The password stays in memory, until the file has been parsed."""
@@ -105,7 +107,8 @@ class Jobs:
 
     async def _stop_all(self) -> None:
         """Others have this work now."""
-        await asyncio.gather(*(self._end(document_id) for document_id in list(self._tasks)))
+        with left_running(self._ingestion.engine):
+            await asyncio.gather(*(self._end(document_id) for document_id in list(self._tasks)))
 
     async def _stop_lost(self) -> None:
         """End the work on documents that were cancelled or removed by another process, or taken over."""

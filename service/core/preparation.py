@@ -90,6 +90,23 @@ class Preparation:
             accepted=accepted,
         )
 
+    async def adopted(self, owner_id: str, turn: TurnRow, lease: str) -> Job:
+        """The job of an answer that another process began. Raises as `job`."""
+        known = turn.parameters
+        question = Question(
+            turn.question,
+            known.get("max_tokens"),
+            known.get("temperature"),
+            known.get("top_p"),
+            known.get("top_k"),
+            tuple(known.get("stop", ())),
+            known.get("seed"),
+        )
+        age_s = max(0.0, self._clock.now() - turn.created_at)
+        job = await self.job(owner_id, turn.session_id, question, self._clock.monotonic() - age_s)
+        job.answer_id, job.lease, job.adopted = turn.id, lease, True
+        return job
+
     async def rebuild(self, context: Context, document_id: str) -> tuple[Context, BuildDone]:
         """Bring back the snapshot of one of the documents; the context as it is then."""
         done = await self._snapshots.rebuild(document_id)

@@ -116,7 +116,7 @@ def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: Pro
         jobs=jobs,
         leases=leases,
         deletion=deletion,
-        conversations=_conversations(adapters, snapshots),
+        conversations=_conversations(adapters, snapshots, leases),
         readiness=Readiness(settings, db, engine, clock),
     )
 
@@ -130,7 +130,7 @@ def _bounds(settings: Settings) -> Bounds:
     )
 
 
-def _conversations(adapters: Adapters, snapshots: Snapshots) -> Conversations:
+def _conversations(adapters: Adapters, snapshots: Snapshots, leases: Leases) -> Conversations:
     settings = adapters.settings
     return Conversations.over(
         adapters.db,
@@ -147,4 +147,5 @@ def _conversations(adapters: Adapters, snapshots: Snapshots) -> Conversations:
             most_documents=settings.max_session_documents,
             n_prompt=len(adapters.prompts.template.document_prefix_ids),
         ),
+        leases=leases,
     )

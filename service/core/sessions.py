@@ -159,7 +159,8 @@ async def _turns_through(uow: UnitOfWork, session_id: str, after_turn: str | Non
     raise Conflict("That answer failed or is not over: a fork cannot begin after it.", param="after_turn")
 
 
-_COPIED = tuple(column.key for column in TurnRow.__table__.columns if column.key not in ("id", "session_id", "ordinal"))
+_OWN = ("id", "session_id", "ordinal", "lease_owner", "followed")
+_COPIED = tuple(column.key for column in TurnRow.__table__.columns if column.key not in _OWN)
 
 
 def _copy(turn: TurnRow, session_id: str, ordinal: int) -> TurnRow:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from service.errors import ServiceError
+
 _FIRST_READER_S = 15.0
 """How long a new answer waits for its first reader, whatever the grace time: the response is still being set
 up."""
@@ -37,7 +39,7 @@ def closing_events(text: str, citations: Sequence[dict[str, Any]], name: str, da
 class AnswerStream:
     """The text of a running answer and, once it is over, its closing events. Used from the event loop only.
 
-    While no reader is attached for `grace_s`, `on_abandoned` is called, once.
+    While no reader is attached for `grace_s`, `on_abandoned` is called, once; again after `wait_on`.
     """
 
     def __init__(self, answer_id: str, session_id: str, *, grace_s: float, on_abandoned: Callable[[], None]) -> None:
@@ -45,6 +47,7 @@ class AnswerStream:
         self.session_id = session_id
         self.text = ""
         self._closing: list[StreamEvent] | None = None
+        self._failure: ServiceError | None = None
         self._changed = asyncio.Event()
         self._grace_s = grace_s
         self._on_abandoned = on_abandoned
@@ -62,7 +65,7 @@ class AnswerStream:
 
     @property
     def closed(self) -> bool:
-        return self._closing is not None
+        return self._closing is not None or self._failure is not None
 
     @property
     def last_event(self) -> StreamEvent | None:
@@ -77,6 +80,18 @@ class AnswerStream:
     def close(self, closing: list[StreamEvent]) -> None:
         """End the stream with these events (see `closing_events`)."""
         self._closing = closing
+        self._stop_timer()
+        self._wake()
+
+    def wait_on(self) -> None:
+        """After `on_abandoned`: somebody reads it elsewhere, so that the grace time begins anew."""
+        if not self._readers and not self.closed:
+            self._start_timer(self._grace_s)
+
+    def fail(self, error: ServiceError) -> None:
+        """Nothing more comes here, though the answer may go on elsewhere: readers get the error, which has no place in
+        the stream, so that they can take it up where they are."""
+        self._failure = error
         self._stop_timer()
         self._wake()
 
@@ -105,6 +120,8 @@ class AnswerStream:
                 if after < len(self.text):
                     text, after = self.text[after:], len(self.text)
                     yield StreamEvent(after, "token", {"text": text})
+                elif self._failure is not None:
+                    raise self._failure
                 elif self._closing is not None:
                     for event in self._closing:
                         if event.id > after:
@@ -117,6 +134,8 @@ class AnswerStream:
         """The last event, once the answer is over. Counts as a reader while it waits."""
         with self.reader():
             while self._closing is None:
+                if self._failure is not None:
+                    raise self._failure
                 await self._changed.wait()
             return self._closing[-1]
 

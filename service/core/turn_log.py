@@ -1,39 +1,54 @@
 """What is written of a turn: once when it begins, once when it ends."""
 
+from service.core.admission import SESSION_BUSY
 from service.core.answer_run import Job, error_of
 from service.core.clock import Clock
 from service.core.context import pack_ids, pack_spans
+from service.core.leases import Leases
 from service.core.outages import through_outages
 from service.core.results import Outcome, columns_of, result_of
 from service.core.streams import StreamEvent, closing_events
 from service.core.turn_kv import TurnKV
 from service.db.engine import Database
 from service.db.models import TurnRow
-from service.errors import DatabaseUnavailable, NotFound, ServiceError, StorageFull
+from service.errors import Conflict, DatabaseUnavailable, NotFound, ServiceError, StorageFull, Unavailable
 
 INTERRUPTED = "interrupted"
 INTERRUPTED_DETAIL = "The server stopped while this question was being answered: ask it again."
 
 
+class TakenOver(Unavailable):
+    """Another process has the answer now."""
+
+    code = "taken_over"
+
+
 class TurnLog:
     """Rows of turns over the life of an answer. Each write is one transaction."""
 
-    def __init__(self, database: Database, turn_kv: TurnKV, clock: Clock) -> None:
+    def __init__(self, database: Database, turn_kv: TurnKV, clock: Clock, leases: Leases) -> None:
         self._database = database
         self._turn_kv = turn_kv
         self._clock = clock
+        self._leases = leases
 
     async def recover(self) -> int:
-        """Turns that a crash left `running` are failed. How many there were."""
+        """Turns that a crash left `running` are failed, unless other processes may carry them. How many there were."""
+        if not self._leases.alone:
+            return 0
         async with self._database.writing() as uow:
             return await uow.turns.fail_running(INTERRUPTED, INTERRUPTED_DETAIL)
 
     async def begin(self, job: Job) -> None:
-        """Add the turn as `running`. Raises NotFound when the session is gone, StorageFull."""
-        now = self._clock.now()
+        """Add the turn as `running`. Raises NotFound when the session is gone, StorageFull, and Conflict when another
+        process answers in it."""
+        await self._leases.require()
+        now, job.lease = self._clock.now(), self._leases.owner
         async with self._database.writing() as uow:
             if await uow.sessions.get(job.session_id, job.owner_id) is None:
                 raise NotFound("There is no such session.")
+            if not self._leases.alone and await uow.turns.is_running_elsewhere(job.session_id, job.lease):
+                raise Conflict(SESSION_BUSY, code="session_busy")
             # One left over in this session was not stored at its end, when the disk was full.
             await uow.turns.fail_running(INTERRUPTED, INTERRUPTED_DETAIL, session_id=job.session_id)
             await uow.turns.add(
@@ -44,21 +59,30 @@ class TurnLog:
                     question=job.question.text,
                     kv_id=job.answer_id,
                     parameters=job.parameters(),
+                    lease_owner=job.lease,
                     created_at=now,
                 )
             )
             await uow.sessions.touch(job.session_id, now)
 
+    async def fail(self, turn: TurnRow, lease: str) -> None:
+        """End a turn of another process that nobody can go on with."""
+        ended = {"status": "failed", "error_code": INTERRUPTED, "error_detail": INTERRUPTED_DETAIL, "kv_id": None}
+        async with self._database.writing(alone=False) as uow:
+            await uow.turns.finish(turn.id, held_by=lease, **ended)
+
     async def finish(self, job: Job, outcome: Outcome, *, within_s: float = 0.0) -> TurnRow:
         """Write the end of the turn, and give it back as it now is. A database that is away is waited for.
 
         When it cannot be kept (disk full, no database, session deleted meanwhile) it is a failed turn that says so, and
-        its KV is removed: the next question builds on what was there before.
+        its KV is removed: the next question builds on what was there before. Raises TakenOver.
         """
         turn = TurnRow(id=job.answer_id, **columns_of(outcome, job.context.n_document_tokens))
         try:
             if await through_outages(lambda: self._write(job, outcome), within_s=within_s):
                 return turn
+            if await self._is_there(job):
+                raise taken_over()
             error: ServiceError = NotFound("The session or its document was deleted meanwhile.")
         except (StorageFull, DatabaseUnavailable) as refused:
             error = refused
@@ -76,7 +100,15 @@ class TurnLog:
             values |= {"kv_id": None}
         async with self._database.writing() as uow:
             await uow.sessions.touch(job.session_id, self._clock.now())
-            return await uow.turns.finish(job.answer_id, **values)
+            return await uow.turns.finish(job.answer_id, held_by=job.lease, **values)
+
+    async def _is_there(self, job: Job) -> bool:
+        async with self._database.reading() as uow:
+            return await uow.turns.get(job.session_id, job.answer_id) is not None
+
+
+def taken_over() -> TakenOver:
+    return TakenOver("Another server carries this answer now: take the stream up again.")
 
 
 def failed_turn(job: Job, code: str = INTERRUPTED, detail: str = INTERRUPTED_DETAIL) -> TurnRow:

@@ -7,6 +7,7 @@ Between the two stand the scheduler (continuous batching, sampling, text) and th
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -320,6 +321,19 @@ class OwnDisks(Protocol):
         """Remove snapshots of an owner, pairs of kind and id, from these disks. One that is not reached now does it
         when it is back, and is not counted. Does not raise."""
         ...
+
+
+def left_running(engine: EngineClient) -> AbstractContextManager[None]:
+    """While it lasts, closing an iterator does not cancel its request, where engines outlive this process: another
+    process takes it over."""
+    detached = getattr(engine, "detached", None)
+    return detached() if detached is not None else nullcontext()
+
+
+def attached(engine: EngineClient, request_id: str) -> AsyncIterator[AnswerEvent] | None:
+    """`Attachable.attach`; None where an engine belongs to one process."""
+    attach = getattr(engine, "attach", None)
+    return attach(request_id) if attach is not None else None
 
 
 class EngineLost(Exception):

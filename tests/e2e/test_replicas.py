@@ -12,11 +12,13 @@ from service.db.migrations import upgrade
 from tests.cache_store.tiers.servers import RedisServer
 from tests.e2e.fleet import WorkerProcess
 from tests.e2e.server import Server, until
+from tests.e2e.sse import Event, events_of, last_of, text_of
 from tests.postgres import PostgresServer
 
-TEXT = "The keeper of the lighthouse is Marta Kovalenko. " * 50
+TEXT = "The keeper of the lighthouse is Marta Kovalenko. " * 100
 LEASE_S = 1.0
-SLOW = {"fake_layer_s": 0.1, "fake_step_s": 0.02}
+ANSWER = "".join(f"word{n} " for n in range(30))
+SLOW = {"fake_layer_s": 0.1, "fake_step_s": 0.02, "fake_script": [*ANSWER.encode(), 256]}
 
 
 class Replicas:
@@ -63,19 +65,72 @@ def prefilled(server: Server) -> float:
     return server.engine_stat("document_prefill_tokens_total")
 
 
-def test_a_document_is_prefilled_once_though_uploaded_at_both_and_its_reader_is_killed(two: list[Server]):
+def followed(server: Server, path: str, last_event_id: str = "0") -> list[Event]:
+    """All events of an answer after an id, as a server gives them."""
+    with server.client.stream("GET", path, headers={"Last-Event-ID": last_event_id}) as response:
+        assert response.status_code == 200, response.read()
+        return list(events_of(response))
+
+
+def test_what_is_deleted_at_one_is_answered_about_nowhere(two: list[Server]):
     one, other = two
-    before = prefilled(other)
-    files = {"file": ("document.txt", TEXT.encode())}
+    document = one.ready(b"The keeper is Olena Bondar. " * 5)["id"]
+    session = one.session(document)
+    with one.streaming(session) as response:
+        path, events = response.headers["Location"], events_of(response)
+        first = next(event for event in events if event.name == "token")
+        assert other.request("DELETE", f"/v1/documents/{document}").status_code == 200
+        assert len(first.data["text"] + text_of(list(events))) < len(ANSWER)
+    for server in two:
+        assert server.get(path).status_code == 404
+        assert server.question(session).status_code == 404
+
+
+def test_the_work_of_a_killed_process_is_taken_up_by_the_other(two: list[Server]):
+    """A document that both were given at once is prefilled once; of an answer no token is lost or doubled."""
+    one, other = two
+    before, files = prefilled(other), {"file": ("document.txt", TEXT.encode())}
+    asked = one.ready(b"The keeper is Marta Kovalenko. " * 5)
+    session = one.session(asked["id"])
     with ThreadPoolExecutor() as pool:
         responses = list(pool.map(lambda server: server.request("POST", "/v1/documents", files=files), two * 3))
     (document_id,) = {response.json()["id"] for response in responses}
     (owner,) = (n for n, response in enumerate(responses) if response.status_code == 202)
     if owner % 2:
         one, other = other, one
-    until(lambda: other.document(document_id)["status"] == "prefilling", "it is not read")
     until(lambda: other.document(document_id)["progress"]["done"] > 0, "no progress at the other")
-    one.kill()
+    seen: list[Event] = []
+    with one.streaming(session) as response:
+        path = response.headers["Location"]
+        for event in events_of(response):
+            seen.append(event)
+            if len(text_of(seen)) > 5:
+                break
+        one.kill()
+    assert other.document(document_id)["status"] == "prefilling"
+    rest = followed(other, path, seen[-1].id)
+    assert text_of(seen) + text_of(rest) == ANSWER
+    assert last_of(rest, "done")["answer"] == ANSWER
+    (turn,) = other.turns(session)
+    assert (turn["status"], turn["answer"]["answer"]) == ("done", ANSWER)
+    again = followed(other, path)
+    assert (text_of(again), again[-1]) == (ANSWER, rest[-1])
+    assert other.ask(session)["usage"]["reused_tokens"] > turn["answer"]["usage"]["reused_tokens"]
     body = other.until_ended(document_id)
     assert body["status"] == "ready"
-    until(lambda: prefilled(other) - before == body["token_count"], "the tokens were not prefilled once", 10)
+    n_tokens = before + asked["token_count"] + body["token_count"]
+    until(lambda: prefilled(other) == n_tokens, "the tokens were not prefilled once", 10)
+
+
+def test_a_stopped_process_hands_its_answers_over(two: list[Server]):
+    one, other = two
+    session = one.session(one.ready(b"The keeper is Ilya Marchenko. " * 5)["id"])
+    with one.streaming(session) as response:
+        path = response.headers["Location"]
+        first = next(event for event in events_of(response) if event.name == "token")
+        with ThreadPoolExecutor() as pool:
+            stopped = pool.submit(one.stop)
+            rest = followed(other, path, first.id)
+            stopped.result()
+    assert first.data["text"] + text_of(rest) == ANSWER
+    assert last_of(rest, "done")["answer"] == ANSWER

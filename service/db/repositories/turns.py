@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, and_, func, or_, select, update
+from sqlalchemy import CursorResult, and_, func, literal_column, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import undefer
 
-from service.db.models import DocumentRow, SessionRow, TurnRow
+from service.db.models import DocumentRow, ProcessRow, SessionRow, TurnRow
 
 _IN_CONTEXT = or_(TurnRow.status == "done", and_(TurnRow.status == "cancelled", TurnRow.kv_id.is_not(None)))
+_IS_FREE = or_(TurnRow.lease_owner.is_(None), TurnRow.lease_owner.not_in(select(ProcessRow.id)))
 
 
 class Turns:
@@ -46,17 +47,52 @@ class Turns:
         query = select(func.coalesce(func.max(TurnRow.ordinal), 0)).where(TurnRow.session_id == session_id)
         return (await self._session.scalar(query) or 0) + 1
 
-    async def finish(self, answer_id: str, **values: Any) -> bool:
-        """Set the columns of a turn that ended. False when the turn was removed meanwhile."""
-        query = update(TurnRow).where(TurnRow.id == answer_id).values(**values)
-        return await self._changed(query) == 1
+    async def finish(self, answer_id: str, *, held_by: str, **values: Any) -> bool:
+        """Set the columns of a turn that ended. False when it was removed meanwhile, or another process has it."""
+        query = update(TurnRow).where(TurnRow.id == answer_id, TurnRow.lease_owner == held_by)
+        return await self._changed(query.values(lease_owner=None, **values)) == 1
+
+    async def is_running_elsewhere(self, session_id: str, process_id: str) -> bool:
+        """Whether another process than this answers a question of the session, or did when it was lost."""
+        query = select(TurnRow.id).where(
+            TurnRow.session_id == session_id, TurnRow.status == "running", TurnRow.lease_owner != process_id
+        )
+        return await self._session.scalar(query.limit(1)) is not None
+
+    async def running_of(self, session_id: str) -> list[str]:
+        """Ids of the answers that run in a session."""
+        query = select(TurnRow.id).where(TurnRow.session_id == session_id, TurnRow.status == "running")
+        return list((await self._session.scalars(query)).all())
+
+    async def free(self, *, limit: int) -> list[tuple[TurnRow, str]]:
+        """Running answers that no process carries, with the owners of their sessions."""
+        # Written out, so that the index of running answers is used.
+        running = literal_column("turns.status") == literal_column("'running'")
+        query = select(TurnRow, SessionRow.owner_id).join(SessionRow, SessionRow.id == TurnRow.session_id)
+        rows = await self._session.execute(query.where(running, _IS_FREE).limit(limit))
+        return [(row[0], row[1]) for row in rows]
+
+    async def claim(self, answer_id: str, process_id: str) -> bool:
+        """Make a running answer a process's own, unless another one that lives carries it."""
+        query = update(TurnRow).where(TurnRow.id == answer_id, TurnRow.status == "running", _IS_FREE)
+        return await self._changed(query.values(lease_owner=process_id)) == 1
+
+    async def follow(self, answer_id: str) -> None:
+        """Say that somebody reads a running answer at another process than the one that carries it."""
+        query = update(TurnRow).where(TurnRow.id == answer_id, TurnRow.status == "running")
+        await self._changed(query.values(followed=TurnRow.followed + 1))
+
+    async def followed(self, answer_id: str) -> int:
+        """How often that was said."""
+        return await self._session.scalar(select(TurnRow.followed).where(TurnRow.id == answer_id)) or 0
 
     async def fail_running(self, code: str, detail: str, *, session_id: str | None = None) -> int:
         """Mark turns as failed that are `running` in the table but nowhere else; how many there were."""
         query = update(TurnRow).where(TurnRow.status == "running")
         if session_id is not None:
             query = query.where(TurnRow.session_id == session_id)
-        return await self._changed(query.values(status="failed", error_code=code, error_detail=detail, kv_id=None))
+        ended = {"status": "failed", "error_code": code, "error_detail": detail, "kv_id": None}
+        return await self._changed(query.values(**ended))
 
     async def unshared_kv(self, session_id: str) -> list[str]:
         """Ids of stored KV that only this session's turns use."""

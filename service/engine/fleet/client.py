@@ -3,8 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from service.engine.fleet import keys
@@ -59,6 +59,7 @@ class FleetClient:
         self._watch = Watch(self._link, self._roster, heartbeat_s, self._looked)
         self._heartbeat_s = heartbeat_s
         self._found = asyncio.Event()
+        self._n_detached = 0
 
     async def start(self, timeout_s: float) -> None:
         """Wait until there is a worker, or there was one. Raises EngineLost when there never was in that time."""
@@ -113,6 +114,15 @@ class FleetClient:
                     yield event  # pyright: ignore[reportReturnType] - a run of an answer has no others
         finally:
             self._dispatcher.leave(run)
+
+    @contextmanager
+    def detached(self) -> Iterator[None]:
+        """As `left_running` says."""
+        self._n_detached += 1
+        try:
+            yield
+        finally:
+            self._n_detached -= 1
 
     async def cancel(self, request_id: str) -> None:
         """Stop a request wherever it runs, also one that another process began."""
@@ -184,7 +194,7 @@ class FleetClient:
                 tried |= {self._dispatcher.leave(run)}
             yield unsent
         finally:
-            if open_at_worker:
+            if open_at_worker and not self._n_detached:
                 self._dispatcher.abandon(run)
             self._dispatcher.leave(run)
 

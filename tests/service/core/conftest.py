@@ -11,6 +11,7 @@ from service.core.answers import AnswerService
 from service.core.clock import SystemClock
 from service.core.context import pack_ids
 from service.core.conversations import Conversations, Limits
+from service.core.leases import Leases
 from service.core.retention import Bounds
 from service.core.sampling import Question
 from service.core.sessions import SessionService
@@ -98,6 +99,7 @@ class World:
             self.database, self.engine, self.snapshots, self.files, prompt=BytePrompt(),
             prompt_digest=prompt_digest, clock=SystemClock(), limits=Limits(queue_limit, grace_s, 64),
             gathering=Gathering(self.engine, Bounds(room_tokens=64), most_documents=4, n_prompt=20),
+            leases=Leases(self.database, SystemClock(), alone=True, lease_s=1.0),
         )  # fmt: skip
 
     @property
