@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +20,7 @@ from cache_store.keys import EntryName
 from cache_store.lock import BuildLock
 from cache_store.manifest import Canary, Manifest, encode_manifest
 from cache_store.placement import move_into_place, reserve, write_manifest
+from cache_store.sealing import KeyRing, Sealer
 from cache_store.shards import Shard
 from cache_store.subject import BuildSubject
 
@@ -38,10 +40,12 @@ class SnapshotBuilder:
         *,
         before_publish: Callable[[EntryName], None] = lambda _: None,
         after_publish: Callable[[EntryName], None] = lambda _: None,
+        keys: KeyRing | None = None,
     ) -> None:
         """Take up an earlier build of the very same subject, or begin a new one. Raises BudgetExceeded,
         StorageFailed; the lock is the caller's until this returns. Others are told of a snapshot when it is about to
-        become visible, and when it has."""
+        become visible, and when it has. With `keys` everything is sealed before it is written, and an earlier build is
+        not taken up: its key was for its bytes alone."""
         self._area = area
         self._disk = area.disk
         self._subject = subject
@@ -49,6 +53,8 @@ class SnapshotBuilder:
         self._clock = clock
         self._before_publish, self._after_publish = before_publish, after_publish
         self._geometry = subject.geometry()
+        self._keys = keys
+        self._sealer: Sealer | None = None
         self._directory = area.build(subject.name)
         self._fds: list[int] = []
         self._checksums: list[npt.NDArray[np.uint64]] = []
@@ -85,6 +91,8 @@ class SnapshotBuilder:
         block = self.n_blocks_done
         self._check_records(block, records)
         geometry = self._geometry
+        if self._sealer is not None:
+            records = self._sealer.records(block, records)
         with storage_errors("writing a block"):
             for shard, layer in self._places(block):
                 offset = geometry.record_offset(shard, block, layer)
@@ -105,20 +113,27 @@ class SnapshotBuilder:
         if self.n_blocks_done != self.n_blocks:
             raise ValueError(f"{self.n_blocks_done} of {self.n_blocks} blocks are there")
         checksums = np.stack(self._checksums).astype("<u8").tobytes()
-        manifest = self._subject.manifest(self._geometry, checksums, self._clock(), canary)
+        manifest = self._manifest(checksums, canary)
         with storage_errors("publishing a snapshot"):
             for fd in self._fds:
                 self._disk.sync_data(fd)
-            growth = write_manifest(self._area, self._directory, encode_manifest(manifest))
+            write_manifest(self._area, self._directory, encode_manifest(manifest))
             self._disk.sync_dir(self._directory)
             self._before_publish(self._subject.name)
-            move_into_place(self._area, self._subject.name, self._directory, growth)
+            move_into_place(self._area, self._subject.name, self._directory)
             self._published = True
             self._area.discard(self._directory)
             self._drop_journal()
         self.close()
         self._after_publish(self._subject.name)
         return manifest
+
+    def _manifest(self, checksums: bytes, canary: Canary | None) -> Manifest:
+        if self._sealer is None:
+            return self._subject.manifest(self._geometry, checksums, self._clock(), canary)
+        manifest = self._subject.manifest(self._geometry, checksums, self._clock(), None)
+        section = msgspec.Raw(msgspec.json.encode(self._sealer.section(canary)))
+        return msgspec.structs.replace(manifest, sections=manifest.sections | {"sealed": section})
 
     def abort(self) -> None:
         """Remove everything this build wrote."""
@@ -138,7 +153,7 @@ class SnapshotBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._published or self._is_document:
+        if self._published or self._has_journal:
             self.close()
         else:
             self.abort()
@@ -158,6 +173,8 @@ class SnapshotBuilder:
             read_into(self._fds[shard.index], memoryview(record), offset)
         if self._geometry.checksum(memoryview(record), block, layer) != int(self._checksums[block][layer]):
             raise SnapshotMiss(MissReason.CHECKSUM, f"block {block} of layer {layer} of a build is damaged")
+        if self._sealer is not None:
+            self._sealer.opened(block, layer, memoryview(record))
         return bytes(record)
 
     def _check_records(self, block: int, records: Sequence[bytes | memoryview]) -> None:
@@ -171,6 +188,8 @@ class SnapshotBuilder:
 
     def _taken_up(self) -> bool:
         """Go on from the journal; False when there is none of this subject."""
+        if self._keys is not None:
+            return False
         path = self._area.journal(self._subject.name)
         journal = Journal.load(path, self._subject.line(), self._subject.layout.n_layers, self._disk)
         if journal is None:
@@ -221,9 +240,12 @@ class SnapshotBuilder:
             manifest_nbytes=self._manifest_room if self._is_document else 0,
         )
         try:
+            if self._keys is not None:
+                expected = self._subject.manifest(self._geometry, b"", 0.0, None)
+                self._sealer = Sealer(self._keys, expected, len(self._geometry.shards))
             for shard, fd in zip(self._geometry.shards, self._fds, strict=True):
                 self._disk.write_at(fd, self._preamble(shard), 0)
-            if self._is_document:
+            if self._has_journal:
                 self._begin_journal()
         except BaseException:
             self._area.discard(self._directory)
@@ -238,7 +260,12 @@ class SnapshotBuilder:
     def _preamble(self, shard: Shard) -> bytes:
         """What stands before the records in a shard."""
         last = shard.first_token + shard.n_tokens
-        return shard.header + self._subject.token_ids[shard.first_token : last].astype("<i4").tobytes()
+        tokens = self._subject.token_ids[shard.first_token : last].astype("<i4").tobytes()
+        return shard.header + (tokens if self._sealer is None else self._sealer.tokens(shard.index, tokens))
+
+    @property
+    def _has_journal(self) -> bool:
+        return self._is_document and self._keys is None
 
     @property
     def _is_document(self) -> bool:
@@ -246,8 +273,11 @@ class SnapshotBuilder:
 
     @property
     def _manifest_room(self) -> int:
-        """Bytes reserved for the manifest: 11 for each checksum in base64, the block table, the rest."""
-        return 8192 + self.n_blocks * (11 * self._subject.layout.n_layers + 40)
+        """Bytes reserved for the manifest: in base64 11 for a checksum and 22 for a tag, the block table, more."""
+        room = 8192 + self.n_blocks * (11 * self._subject.layout.n_layers + 40)
+        if self._keys is None:
+            return room
+        return room + self.n_blocks * 22 * self._subject.layout.n_layers + 40 * len(self._geometry.shards)
 
     def _drop_journal(self) -> None:
         if self._journal is not None:

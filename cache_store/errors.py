@@ -4,6 +4,7 @@ CacheStoreError
 ├── SnapshotMiss        a snapshot cannot be used, with a MissReason: never an answer, always a re-prefill
 ├── BudgetExceeded      the disk budget or the free-space floor would be broken; nothing was written
 ├── BuildLocked         another writer builds this very snapshot
+├── KeyRefused          an encryption key that is none, or not the one that is needed; told at start
 └── StorageFailed       the operating system refused a write (disk full, permissions)
 """
 
@@ -20,6 +21,7 @@ class MissReason(StrEnum):
     ABSENT = "absent"
     EVICTED = "evicted"
     CANARY = "canary"
+    KEY = "key"
 
 
 class CacheStoreError(Exception):
@@ -54,6 +56,10 @@ class BudgetExceeded(CacheStoreError):
 
 class BuildLocked(CacheStoreError):
     """Another process is building the same snapshot."""
+
+
+class KeyRefused(CacheStoreError):
+    """An encryption key cannot be used; the message has no part of it."""
 
 
 class StorageFailed(CacheStoreError):

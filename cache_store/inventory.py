@@ -79,7 +79,7 @@ def verify(area: Area, name: EntryName) -> Verdict:
     """Read and check every byte of a published snapshot."""
     nbytes = tree_size(area.published(name))[1]
     try:
-        with SnapshotReader(area.snapshots, name) as reader:
+        with SnapshotReader(area.snapshots, name, check_only=True) as reader:
             reader.verify_all()
     except SnapshotMiss as miss:
         return Verdict(name, nbytes, miss.reason, miss.detail)

@@ -20,6 +20,7 @@ from cache_store.shards import FORMAT_VERSION
 from cache_store.slots import SlotCounts
 
 MANIFEST_NAME = "manifest.json"
+SEAL_TAG_NBYTES, SEAL_SALT_NBYTES = 16, 16
 
 
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +63,19 @@ class ResidentRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows picked from a document stand where they stood there; this is where its last token does."""
 
     last_position: Offset
+
+
+class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of an encrypted snapshot (`cache_store.sealing`): the id of the key, the salt, and the tags of the records,
+    block-major as their checksums, and of the tokens of each shard, which have a checksum here too. `canary`: sealed,
+    with its tag, or empty. Checksums are of sealed bytes."""
+
+    key_id: str
+    salt: bytes
+    tags: bytes
+    token_tags: bytes
+    token_checksums: bytes
+    canary: bytes = b""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -124,6 +138,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def slots(self) -> SlotCounts | None:
         raw = self.sections.get("slots")
         return None if raw is None else msgspec.json.decode(raw, type=SlotCounts)
+
+    @property
+    def sealed(self) -> Sealed | None:
+        raw = self.sections.get("sealed")
+        return None if raw is None else msgspec.json.decode(raw, type=Sealed)
 
     @property
     def segments(self) -> Segments:

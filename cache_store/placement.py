@@ -30,22 +30,23 @@ def reserve(
         area.discard(oldest)
 
 
-def write_manifest(area: Area, directory: Path, data: bytes, *, durable: bool = True) -> int:
-    """Fill the file made for it; the change of its length."""
+def write_manifest(area: Area, directory: Path, data: bytes, *, durable: bool = True) -> None:
+    """Fill the file made for it. Its length and the account change together: whoever counts anew in between would count
+    the difference twice."""
     fd = os.open(directory / MANIFEST_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        before = os.fstat(fd).st_size
-        area.disk.write_at(fd, data, 0)
-        if before > len(data):
+        with area.guard():
+            growth = len(data) - os.fstat(fd).st_size
             area.disk.truncate(fd, len(data))
+            area.ledger.add(growth)
+        area.disk.write_at(fd, data, 0)
         if durable:
             area.disk.sync_data(fd)
     finally:
         os.close(fd)
-    return len(data) - before
 
 
-def move_into_place(area: Area, name: EntryName, directory: Path, growth_nbytes: int) -> None:
+def move_into_place(area: Area, name: EntryName, directory: Path) -> None:
     """Rename the directory to its public name. What stood there ends up under the directory's name."""
     target = area.published(name)
     with area.guard():
@@ -56,7 +57,6 @@ def move_into_place(area: Area, name: EntryName, directory: Path, growth_nbytes:
             _replace_in_two_steps(area, directory, target)
         area.disk.sync_dir(target.parent)
         area.disk.remove(area.tombstone(name.key))
-        area.ledger.add(growth_nbytes)
 
 
 def _lay_out(area: Area, directory: Path, shards: Sequence[Shard], manifest_nbytes: int) -> list[int]:

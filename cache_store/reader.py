@@ -13,9 +13,10 @@ from cache_store.fingerprint import Fingerprint, token_digest
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout
 from cache_store.lock import share
-from cache_store.manifest import Canary, Manifest
+from cache_store.manifest import Canary, Manifest, Sealed
 from cache_store.pieces import Buffers, Order, Piece, Run, Span, block_spans, layer_spans, plan_spans
 from cache_store.readahead import HeapBuffers, read_ahead, read_inline, read_together
+from cache_store.sealing import KeyRing, Opener, check_sealed_tokens, opener_of
 from cache_store.segments import Segments
 from cache_store.shards import TOKEN_NBYTES, Geometry, Shard, plan_shards
 from cache_store.stored import as_miss, check_identity, located, manifest_in
@@ -34,6 +35,7 @@ class SnapshotReader:
     manifest: Manifest
     layout: KVLayout
     token_ids: npt.NDArray[np.int32]
+    canary: Canary | None = None
 
     def __init__(
         self,
@@ -45,13 +47,19 @@ class SnapshotReader:
         token_digest: str | None = None,
         context_digest: str | None = None,
         on_damage: Callable[["SnapshotReader", SnapshotMiss], None] | None = None,
+        keys: KeyRing | None = None,
+        check_only: bool = False,
     ) -> None:
         """Open and check everything but the records. Raises SnapshotMiss, or StorageFailed when this process
-        is out of descriptors or memory (which says nothing about the snapshot). Nobody evicts what is open."""
+        is out of descriptors or memory (which says nothing about the snapshot). Nobody evicts what is open.
+        With `keys` only what they sealed is opened, without only what is not sealed. `check_only`: anything, to be
+        compared with its checksums; what is sealed stays so."""
         self.name = name
         self.directory_id = (0, 0)
         self.source = "disk"
         self._on_damage = on_damage
+        self._keys, self._check_only = keys, check_only
+        self._opener: Opener | None = None
         self._fds: list[int] = []
         self._buffers = HeapBuffers()
         self._running: list[Generator[Piece]] = []
@@ -62,6 +70,9 @@ class SnapshotReader:
             self.directory_id = (status.st_dev, status.st_ino)
             self._read_manifest(directory)
             check_identity(self.manifest, name, fingerprint, layout, token_digest, context_digest)
+            if not check_only:
+                self._opener = opener_of(self.manifest, keys)
+                self.canary = self.manifest.canary if self._opener is None else self._opener.canary()
             self._open_shards(directory)
         except (OSError, SnapshotMiss) as error:
             try:
@@ -94,10 +105,6 @@ class SnapshotReader:
     def nbytes(self) -> int:
         """Bytes of all shards."""
         return self.manifest.nbytes
-
-    @property
-    def canary(self) -> Canary | None:
-        return self.manifest.canary
 
     def pieces(self, buffers: Buffers | None = None, order: Order = "shard") -> Iterator[Piece]:
         """Every record, read ahead while the caller works, into `buffers` or else ordinary memory.
@@ -191,14 +198,15 @@ class SnapshotReader:
         if [shard.nbytes for shard in self._geometry.shards] != self.manifest.shard_nbytes:
             raise SnapshotMiss(MissReason.CHECKSUM, "the manifest's shards are not those of its tokens")
         self._shard_fds: list[int] = []
-        tokens = np.empty(self.n_tokens, "<i4")
+        tokens, sealed = np.empty(self.n_tokens, "<i4"), self.manifest.sealed
         for shard in self._geometry.shards:
             fd, nbytes = open_plain(shard.file_name, directory)
             self._shard_fds.append(self._own(fd))
             _check_header(fd, shard, nbytes)
             part = tokens[shard.first_token : shard.first_token + shard.n_tokens]
-            _read_tokens(fd, shard, part)
-        if token_digest(tokens.tobytes()) != self.manifest.token_digest:
+            _read_tokens(fd, shard, part, sealed, self._opener)
+        is_known = sealed is None or self._opener is not None
+        if is_known and token_digest(tokens.tobytes()) != self.manifest.token_digest:
             raise SnapshotMiss(MissReason.CHECKSUM, "the stored tokens do not match their digest")
         self.token_ids = tokens
 
@@ -229,6 +237,8 @@ class SnapshotReader:
             found = self._geometry.checksum(records[at : at + nbytes], block, layer)
             if found != int(self._checksums[block, layer]):
                 raise SnapshotMiss(MissReason.CHECKSUM, f"block {block} of layer {layer} is damaged")
+            if self._opener is not None:
+                self._opener.record(block, layer, records[at : at + nbytes])
             at += nbytes
 
     def _damage(self, error: OSError | SnapshotMiss) -> SnapshotMiss:
@@ -248,11 +258,19 @@ def _check_header(fd: int, shard: Shard, nbytes: int) -> None:
         raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} has {nbytes} of {shard.nbytes} bytes")
 
 
-def _read_tokens(fd: int, shard: Shard, part: npt.NDArray[np.int32]) -> None:
+def _read_tokens(
+    fd: int, shard: Shard, part: npt.NDArray[np.int32], sealed: Sealed | None, opener: Opener | None
+) -> None:
     """Fill `part` with a shard's tokens; where layers are split over shards, all must hold the same."""
     stored = np.empty_like(part)
     if read_into(fd, stored.data.cast("B"), shard.tokens_offset) != shard.n_tokens * TOKEN_NBYTES:
         raise SnapshotMiss(MissReason.TRUNCATED, f"{shard.file_name} ends within its tokens")
+    if sealed is not None:
+        memory = stored.data.cast("B")
+        check_sealed_tokens(sealed, shard, memory)
+        if opener is None:
+            return  # what they are is not known without the key
+        opener.tokens(shard.index, memory)
     if shard.first_layer and not np.array_equal(stored, part):
         raise SnapshotMiss(MissReason.CHECKSUM, f"{shard.file_name} holds other tokens than its neighbours")
     part[:] = stored

@@ -1,5 +1,6 @@
 """The disk tier: snapshots under one directory, for any number of processes at once."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from cache_store.marks import Marks
 from cache_store.quarantine import QuarantineNote, set_aside
 from cache_store.reader import SnapshotReader
 from cache_store.removal import discard_all
+from cache_store.sealing import KeyRing
 from cache_store.segments import WHOLE, Segments
 from cache_store.slots import Counts
 from cache_store.speeds import SpeedBook
@@ -47,6 +49,7 @@ class SnapshotStore:
     `free_floor_nbytes` of the file system stay free. Both are enforced before anything is written: what costs least to
     lose is evicted (`cache_store.eviction`). `speeds` has what was measured of tiers and prefill, `marks` what is known
     of the use of snapshots.
+    With `keys` everything is encrypted, and what is not, or with another key, is a miss (`key`).
     `disk`, `free` and `clock` are for tests. Raises StorageFailed when the directories cannot be made.
     """
 
@@ -59,10 +62,12 @@ class SnapshotStore:
         disk: Disk | None = None,
         free: Callable[[Path], int] = free_nbytes,
         clock: Callable[[], float] = time.time,
+        keys: KeyRing | None = None,
     ) -> None:
         ledger = Ledger(root, budget_nbytes, free_floor_nbytes, free)
         self._area = Area(root, disk or Disk(), ledger)
         self._clock = clock
+        self.keys = keys
         self.speeds = SpeedBook(root / "speeds.json", clock)
         self.marks = Marks(self._area)
         self.evictor = Evictor(Policy(self._area, self.marks, self.speeds, clock, self._far), self._may_leave)
@@ -168,6 +173,7 @@ class SnapshotStore:
                 self._clock,
                 before_publish=self._before_publish,
                 after_publish=self._published,
+                keys=self.keys,
             )
         except BaseException:
             lock.release()
@@ -263,7 +269,7 @@ class SnapshotStore:
         self, name: EntryName, fingerprint: Fingerprint, layout: KVLayout, token_digest: str | None, context_digest: str
     ) -> SnapshotReader:
         for _ in range(_TRIES):
-            with suppress(SnapshotMoved):
+            try:
                 return SnapshotReader(
                     self._area.snapshots,
                     name,
@@ -272,7 +278,14 @@ class SnapshotStore:
                     token_digest=token_digest,
                     context_digest=context_digest,
                     on_damage=self._damaged,
+                    keys=self.keys,
                 )
+            except SnapshotMoved:
+                continue
+            except SnapshotMiss as miss:
+                # What was not there a moment ago may have been published by now.
+                if miss.reason is not MissReason.ABSENT or not os.path.lexists(self._area.published(name)):
+                    raise
         raise SnapshotMoved(MissReason.ABSENT, "the snapshot does not stay long enough to be opened")
 
     def _before_publish(self, name: EntryName) -> None:
@@ -282,7 +295,7 @@ class SnapshotStore:
         """A snapshot has become visible."""
 
     def _damaged(self, reader: SnapshotReader, miss: SnapshotMiss) -> None:
-        if miss.reason is MissReason.ABSENT:
+        if miss.reason in (MissReason.ABSENT, MissReason.KEY):
             return
         note = QuarantineNote(str(miss.reason), miss.detail, self._clock())
         try:
@@ -293,7 +306,7 @@ class SnapshotStore:
 
     def _absence(self, name: EntryName, fingerprint: Fingerprint) -> SnapshotMiss:
         """Why there is no snapshot of this name: others of the key exist, it was evicted, or nothing."""
-        others = inventory.published(self._area, name.key)
+        others = [other for other in inventory.published(self._area, name.key) if other != name]
         if others:
             return SnapshotMiss(MissReason.FINGERPRINT, self._differences(others, fingerprint))
         if self._area.tombstone(name.key).exists():

@@ -15,14 +15,21 @@ from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
 from cache_store.fingerprint import Fingerprint
 from cache_store.keys import EntryName
 from cache_store.layout import LAYOUT_VERSION, KVLayout
-from cache_store.manifest import MANIFEST_NAME, Manifest, SegmentFields, enveloped
+from cache_store.manifest import (
+    MANIFEST_NAME,
+    SEAL_SALT_NBYTES,
+    SEAL_TAG_NBYTES,
+    Manifest,
+    SegmentFields,
+    enveloped,
+)
 from cache_store.segments import WHOLE
 from cache_store.shards import FORMAT_VERSION
 from cache_store.slots import check_slots
 
 MANIFEST_LIMIT = 32 << 20
 """Bytes a manifest may have; that of a million tokens of an 80-layer model has 4 MB."""
-SECTIONS = frozenset({"canary", "resident", "slots"})
+SECTIONS = frozenset({"canary", "resident", "slots", "sealed"})
 """Optional sections this version understands; any other makes the snapshot a miss (`version`)."""
 _FIELDS = frozenset(Manifest.__struct_fields__)
 _RETENTION = frozenset(SegmentFields.__struct_fields__)
@@ -97,7 +104,7 @@ def decode_manifest(data: bytes) -> Manifest:
     _check_version(body)
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-        _ = manifest.canary, manifest.resident_rows, manifest.slots, manifest.segments
+        _ = manifest.canary, manifest.resident_rows, manifest.slots, manifest.segments, manifest.sealed
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise SnapshotMiss(MissReason.CHECKSUM, f"the manifest is not valid: {error}") from None
     _check_counts(manifest)
@@ -143,6 +150,7 @@ def _check_counts(manifest: Manifest) -> None:
         raise SnapshotMiss(MissReason.CHECKSUM, "the blocks do not add up to the tokens")
     _check_positions(manifest, layout)
     _check_slots(manifest, layout)
+    _check_sealed(manifest)
 
 
 def _check_positions(manifest: Manifest, layout: KVLayout) -> None:
@@ -175,6 +183,17 @@ def _check_slots(manifest: Manifest, layout: KVLayout) -> None:
             check_slots(slots.counts, layout, manifest.n_tokens)
     except ValueError as error:
         raise SnapshotMiss(MissReason.CHECKSUM, f"the manifest is not valid: {error}") from None
+
+
+def _check_sealed(manifest: Manifest) -> None:
+    sealed = manifest.sealed
+    if sealed is None:
+        return
+    n_shards = len(manifest.shard_nbytes)
+    lengths = len(sealed.salt), len(sealed.tags), len(sealed.token_tags), len(sealed.token_checksums)
+    tags = len(manifest.checksums) // 8 * SEAL_TAG_NBYTES
+    if lengths != (SEAL_SALT_NBYTES, tags, n_shards * SEAL_TAG_NBYTES, n_shards * 8):
+        raise SnapshotMiss(MissReason.CHECKSUM, "there is not one tag for each sealed part")
 
 
 def check_identity(

@@ -120,6 +120,10 @@ class Settings(BaseSettings):
     lease_s: float = Field(
         10.0, gt=0, description="A server that shares its database gives up another one after this silence."
     )
+    encryption_key_file: str = Field(
+        "",
+        description="File with a key of 32 bytes: snapshots are encrypted. PREREAD_ENCRYPTION_KEY is the key itself.",
+    )
     free_floor_bytes: int = Field(512 * MIB, ge=0, description="Free disk that is never used up.")
     sweep_interval_s: float = Field(60.0, gt=0, description="How often expired documents are removed.")
 

@@ -64,8 +64,8 @@ class Bringer:
                 raise SnapshotMiss(MissReason.ABSENT, "the snapshot is being deleted")
             self._fetch(fds)
             plan.check_tokens()
-            growth = write_manifest(area, directory, plan.data, durable=False)
-            move_into_place(area, plan.name, directory, growth)
+            write_manifest(area, directory, plan.data, durable=False)
+            move_into_place(area, plan.name, directory)
         except BaseException:
             area.discard(directory)
             raise

@@ -8,6 +8,7 @@ from cache_store.fingerprint import Fingerprint, token_digest
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout
 from cache_store.manifest import Manifest
+from cache_store.sealing import check_sealed_tokens
 from cache_store.shards import Shard, plan_shards
 from cache_store.stored import check_identity, decode_manifest
 from cache_store.tiers.tier import generation_of
@@ -25,6 +26,7 @@ class CopyPlan:
         self.generation = generation_of(data)
         self.manifest: Manifest = decode_manifest(data)
         check_identity(self.manifest, name, None, None, None, None)
+        self.sealed = self.manifest.sealed
         self.layout: KVLayout = self.manifest.layout.layout()
         self._geometry = plan_shards(name, self.layout, self.manifest.n_tokens)
         if [shard.nbytes for shard in self.shards] != self.manifest.shard_nbytes:
@@ -70,6 +72,10 @@ class CopyPlan:
         if bytes(memory[: len(shard.header)]) != shard.header:
             raise SnapshotMiss(MissReason.CHECKSUM, f"{shard.file_name} is not the shard it should be")
         records = shard.layer_offset(shard.first_layer)
+        if self.sealed is not None:
+            # What they are is not known without the key, and nothing here needs one.
+            check_sealed_tokens(self.sealed, shard, memory[shard.tokens_offset : records])
+            return
         tokens = np.frombuffer(memory[shard.tokens_offset : records], "<i4")
         if shard.first_layer:
             self._split.append((shard, tokens.copy()))
@@ -81,7 +87,7 @@ class CopyPlan:
         for shard, tokens in self._split:
             if not np.array_equal(tokens, self._tokens[shard.first_token : shard.first_token + shard.n_tokens]):
                 raise SnapshotMiss(MissReason.CHECKSUM, f"{shard.file_name} holds other tokens than its neighbours")
-        if token_digest(self._tokens.tobytes()) != self.manifest.token_digest:
+        if self.sealed is None and token_digest(self._tokens.tobytes()) != self.manifest.token_digest:
             raise SnapshotMiss(MissReason.CHECKSUM, "the stored tokens do not match their digest")
 
     def record(self, shard: Shard, block: int, layer: int) -> slice:
@@ -136,4 +142,5 @@ def _subject(manifest: Manifest) -> tuple[object, ...]:
         manifest.retention,
         manifest.resident_rows,
         manifest.slots,
+        None if (sealed := manifest.sealed) is None else sealed.key_id,
     )

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from cache_store.errors import KeyRefused
+from cache_store.sealing import check_key, load_keys
 from cache_store.store import SnapshotStore
 from cache_store.tiers.breaker import GuardedTier
 from cache_store.tiers.errors import TierSettings
@@ -13,13 +15,15 @@ from cache_store.tiers.tier import BlobTier
 
 
 class TierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tiers beyond the disk; an empty URL is none. Budgets of None are no limit of ours."""
+    """Tiers beyond the disk; an empty URL is none. Budgets of None are no limit of ours. `encryption_key_file`: of the
+    key that snapshots of all tiers are sealed with; empty: that in PREREAD_ENCRYPTION_KEY, if there is one."""
 
     redis_url: str = ""
     redis_budget_nbytes: int | None = None
     redis_ttl_s: int = 24 * 3600
     object_url: str = ""
     object_budget_nbytes: int | None = None
+    encryption_key_file: str = ""
 
     @property
     def any(self) -> bool:
@@ -31,13 +35,21 @@ def open_store(root: Path, config: TierConfig, *, uploads: bool, **disk: Any) ->
 
     `uploads`: whether this process sends what it publishes. `disk` are arguments of `SnapshotStore`. Raises
     TierSettings for an URL or an installation that will not do, StorageFailed. No tier is asked yet: one that is down
-    is no reason not to start.
+    is no reason not to start. Raises KeyRefused for a key that is none, or not the one the store is used with.
     """
+    keys = load_keys(config.encryption_key_file)
     if not config.any:
-        return SnapshotStore(root, **disk)
-    from cache_store.tiers.store import TieredStore
+        store = SnapshotStore(root, keys=keys, **disk)
+    else:
+        from cache_store.tiers.store import TieredStore
 
-    return TieredStore(root, open_tiers(config), uploads=uploads, **disk)
+        store = TieredStore(root, open_tiers(config), uploads=uploads, keys=keys, **disk)
+    try:
+        check_key(root, keys)
+    except KeyRefused:
+        store.close()
+        raise
+    return store
 
 
 def open_tiers(config: TierConfig) -> list[BlobTier]:

@@ -22,6 +22,7 @@ from cache_store.fingerprint import Fingerprint
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVLayout
 from cache_store.reader import SnapshotReader
+from cache_store.sealing import opener_of
 from cache_store.segments import Segments
 from cache_store.store import SnapshotStore, check_segments
 from cache_store.sweep import QUARANTINE_S, SweepReport
@@ -88,6 +89,7 @@ class TieredStore(SnapshotStore):
 
         def check(plan: CopyPlan) -> None:
             plan.matches(fingerprint, layout, token_digest, context_digest)
+            opener_of(plan.manifest, self.keys)
             check_segments(segments, plan.manifest.segments, plan.manifest.n_tokens)
 
         try:

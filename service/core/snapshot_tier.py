@@ -83,4 +83,5 @@ def tier_config(settings: Settings) -> TierConfig:
         redis_ttl_s=settings.redis_ttl_s,
         object_url=settings.object_url,
         object_budget_nbytes=settings.object_budget_bytes or None,
+        encryption_key_file=settings.encryption_key_file,
     )
