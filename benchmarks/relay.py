@@ -145,6 +145,9 @@ def summary(rounds: list[dict[str, Any]], arguments: argparse.Namespace) -> dict
     return {
         "streams": arguments.streams,
         "tokens_per_s": round(median("fleet", "tokens_per_s")),
+        "events_per_token": round(
+            statistics.median(one["fleet"]["events"] / one["fleet"]["tokens"] for one in rounds), 2
+        ),
         "gap_p50_ms": round(median("fleet", "gap_p50_s") * 1e3, 1),
         "gap_p99_ms": round(median("fleet", "gap_p99_s") * 1e3, 1),
         "bare_gap_p99_ms": round(median("bare", "gap_p99_s") * 1e3, 1),

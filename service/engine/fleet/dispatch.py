@@ -92,6 +92,7 @@ class Dispatcher:
             return ""
         if run.follower is not None:
             self._reader.leave(run.pointer.run, run.follower)
+            self._roster.follow(run.pointer.life, -1)
             run.follower = None
         return run.pointer.worker_id
 
@@ -182,6 +183,7 @@ class Dispatcher:
     def _join(self, run: Run) -> Follower:
         assert run.pointer is not None
         run.follower, run.joined_at = self._reader.join(run.pointer.run), time.monotonic()
+        self._roster.follow(run.pointer.life, 1)
         self._runs.add(run)
         return run.follower
 

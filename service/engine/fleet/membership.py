@@ -16,7 +16,9 @@ log = structlog.get_logger("fleet")
 
 _BEAT = """
 -- KEYS: worker, its work, all workers. ARGV: epoch, state, milliseconds to live, id.
-if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] or redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if epoch and epoch ~= ARGV[1] then return 2 end
+if not epoch or redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 redis.call('HSET', KEYS[1], 'state', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
@@ -46,7 +48,9 @@ class Beat(Enum):
 
     IN_TIME = "in time"
     OVER = "over"
-    """The registration ran out or was replaced, or Redis lost it."""
+    """The registration ran out, or Redis lost it."""
+    REPLACED = "replaced"
+    """Another process registered under the same id since."""
     UNHEARD = "unheard"
     """Redis does not answer, or takes nothing."""
 
@@ -94,6 +98,8 @@ class Membership:
                     return Beat.IN_TIME
                 case 0:
                     return Beat.OVER
+                case 2:
+                    return Beat.REPLACED
                 case _:
                     return Beat.UNHEARD
 

@@ -75,6 +75,10 @@ class Pointer(msgspec.Struct, frozen=True, array_like=True):
     worker_id: str
     epoch: str
 
+    @property
+    def life(self) -> tuple[str, str]:
+        return self.worker_id, self.epoch
+
 
 encode = msgspec.msgpack.Encoder().encode
 decode_state = msgspec.msgpack.Decoder(WorkerState).decode

@@ -14,11 +14,13 @@ from service.engine.messages import DocumentRef, EngineInfo, EngineStats
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`sent`: requests sent to it since it last said how many it has."""
+    """`sent`: requests sent to it since its state was last read, which may be older than some of them. `followed`:
+    those that this process follows now."""
 
     state: WorkerState
     documents: frozenset[DocumentRef] = frozenset()
     sent: int = 0
+    followed: int = 0
 
     @classmethod
     def of(cls, state: WorkerState) -> "Worker":
@@ -34,7 +36,7 @@ class Worker:
 
     @property
     def load(self) -> int:
-        return self.state.active + self.sent
+        return max(self.state.active + self.sent, self.followed)
 
     @property
     def has_room(self) -> bool:
@@ -53,6 +55,7 @@ class Roster:
         self.fingerprint = ""
         self.info: EngineInfo | None = None
         self.seen_at = time.monotonic()
+        self._followed: Counter[tuple[str, str]] = Counter()
 
     @property
     def all(self) -> list[Worker]:
@@ -61,7 +64,8 @@ class Roster:
     @property
     def serving(self) -> list[Worker]:
         """Those that take requests."""
-        return [w for w in self._of_ours() if w.state.ready and not w.state.draining]
+        ours = [w for w in self._of_ours() if w.state.ready and not w.state.draining]
+        return [replace(w, followed=self._followed[w.life]) for w in ours]
 
     def update(self, states: Iterable[WorkerState], at: float) -> bool:
         """What the workers said at a time of the monotonic clock, or after it; whether another fingerprint is served
@@ -77,6 +81,12 @@ class Roster:
         """Count a request that was sent to a worker."""
         if (worker := self._workers.get(worker_id)) is not None:
             self._workers[worker_id] = replace(worker, sent=worker.sent + 1)
+
+    def follow(self, life: tuple[str, str], n: int) -> None:
+        """Count `n` more requests that this process follows in a worker's life."""
+        self._followed[life] += n
+        if self._followed[life] <= 0:
+            del self._followed[life]
 
     def lives(self, worker_id: str, epoch: str) -> bool:
         worker = self._workers.get(worker_id)

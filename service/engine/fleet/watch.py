@@ -16,6 +16,9 @@ from service.engine.messages import EngineInfo
 
 log = structlog.get_logger("fleet")
 
+RETRY_SHARE = 0.2
+"""Of a heartbeat, until the next look when one failed."""
+
 
 class Watch:
     """`on_change` is called after every look, also one that failed."""
@@ -73,7 +76,7 @@ class Watch:
             except Exception as error:
                 log.error("the workers could not be read", exc_info=error)
             self._on_change()
-            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.sleep(self._heartbeat_s * (RETRY_SHARE if self.down else 1))
 
     async def _ask(self, *commands: Command) -> list[Any]:
         replies = await self._link.ask(*commands)

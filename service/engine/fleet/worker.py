@@ -25,6 +25,8 @@ log = structlog.get_logger("fleet")
 
 BLOCK_MS = 1000
 RETRY_S = 0.1
+RETRY_SHARE = 0.2
+"""Of a heartbeat, until the next one when Redis did not hear it."""
 FLUSH_S = 2.0
 STUCK_S = 10.0
 """An engine that has given no figures for so long takes no more requests."""
@@ -33,6 +35,10 @@ CATCH_UP_BEATS = 10
 STOPPING = Failed("engine_lost", "the worker stops: ask again", retryable=True)
 _FIRST = b"1-0"
 Call = wire.Release | wire.ReleaseSession | wire.Stats | wire.Check | Delete
+
+
+class WorkerReplaced(EngineLost):
+    """Another process serves under the id of this worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +84,14 @@ class FleetWorker:
         return len(self._open)
 
     async def run(self, stop: asyncio.Event, grace_s: float) -> None:
-        """Serve until `stop` is set. Then no more requests are taken, and those that are open may end for `grace_s`."""
+        """Serve until `stop` is set. Then no more requests are taken, and those that are open may end for `grace_s`.
+
+        Raises WorkerReplaced when another process has taken this one's place."""
         self._outbox.start()
         work = self._keep_beating(), self._keep_taking(), self._keep_counting(), self._keep_removing()
         tasks = [asyncio.create_task(each) for each in work]
         try:
-            await stop.wait()
+            await _first_of(stop, tasks[0])
             await self._drain(grace_s)
         finally:
             for task in tasks:
@@ -99,23 +107,29 @@ class FleetWorker:
 
     async def _keep_beating(self) -> None:
         while True:
-            if not self._member.epoch:
-                await self._member.register()
-            else:
-                await self._beat()
-            await asyncio.sleep(self._place.heartbeat_s)
+            heard = await self._beat() if self._member.epoch else await self._member.register()
+            # One that was not heard is due: a connection that broke must not cost a whole heartbeat.
+            await asyncio.sleep(self._place.heartbeat_s * (1 if heard else RETRY_SHARE))
 
-    async def _beat(self) -> None:
-        match await self._member.beat():
+    async def _beat(self) -> bool:
+        """Whether Redis heard it."""
+        beat = await self._member.beat()
+        match beat:
             case Beat.OVER:
                 log.warning("the heartbeat came too late, or Redis lost it: what is open is given up")
                 self._member.epoch = ""
                 await self._end_all()
                 await self._member.register()
+            case Beat.REPLACED:
+                raise WorkerReplaced(
+                    f"Another process registered as worker {self._place.worker_id}. Is its data directory a copy of "
+                    "this one? Then remove `worker.id` from the copy."
+                )
             case Beat.UNHEARD if self._member.is_over:
                 if self._open:
                     log.error("Redis does not hear this worker: what is open is given up", open=self.n_open)
                 await self._end_all()
+        return beat is not Beat.UNHEARD
 
     def _state(self, epoch: str) -> WorkerState:
         return WorkerState(
@@ -292,3 +306,14 @@ class FleetWorker:
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+
+
+async def _first_of(stop: asyncio.Event, beating: asyncio.Task[None]) -> None:
+    """Wait until `stop` is set. Raises why the heart stopped before."""
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((stopped, beating), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+    if beating.done():
+        beating.result()

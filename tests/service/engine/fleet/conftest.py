@@ -61,9 +61,9 @@ class Fleet:
         stop.set()
         return task
 
-    def vanish(self, name: str) -> None:
-        """A worker says nothing more, as if it was killed."""
-        self._stops.pop(name)[1].cancel()
+    def task(self, name: str) -> asyncio.Task:
+        """What runs a worker."""
+        return self._stops[name][1]
 
     async def close(self) -> None:
         for client in self._clients:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from service.engine.fake import FakeEngine
+from service.engine.fleet.worker import WorkerReplaced
 from service.engine.messages import AnswerDone, BuildDone, BuildRequest, Failed
 from tests.cache_store.tiers.servers import RedisServer
 from tests.service.engine.fleet.conftest import DOC, HEARTBEAT_S, TOKENS, Fleet, ask, build, every, text_of, until
@@ -176,6 +177,17 @@ async def test_a_worker_that_must_not_wait_longer_hands_its_answers_back(fleet):
         await fleet.draining("w")
         assert is_lost(await task)
     await until(lambda: not client.workers)
+
+
+async def test_of_two_workers_of_one_name_the_later_one_stays(fleet):
+    await fleet.worker("w", FakeEngine(["old"]))
+    replaced = fleet.task("w")
+    await fleet.worker("w", FakeEngine(["new"]))
+    with pytest.raises(WorkerReplaced, match=r"worker\.id"):
+        await asyncio.wait_for(replaced, 10)
+    client = await fleet.client()
+    await build(client)
+    assert text_of(await every(client.answer(ask()))) == "new"
 
 
 async def test_a_build_goes_on_after_a_worker_is_gone(fleet):

@@ -124,6 +124,16 @@ def test_requests_that_were_sent_count_until_the_worker_says_how_many_it_has():
     assert [w.load for w in roster.serving] == [0, 0]
 
 
+def test_requests_that_are_followed_count_though_a_worker_has_not_said_so():
+    roster = Roster()
+    roster.update(states(worker("a"), worker("b", active=1)), 0)
+    for _ in range(2):
+        roster.follow(("a", "e"), 1)
+    assert placed(roster.serving) == "b"
+    roster.follow(("a", "e"), -2)
+    assert placed(roster.serving) == "a"
+
+
 @pytest.mark.anyio
 async def test_two_workers_share_documents_and_keep_sessions(fleet):
     engines = [await fleet.worker(name, FakeEngine()) for name in ("w1", "w2")]
