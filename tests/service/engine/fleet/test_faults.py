@@ -181,11 +181,13 @@ async def test_a_worker_that_must_not_wait_longer_hands_its_answers_back(fleet):
 
 async def test_of_two_workers_of_one_name_the_later_one_stays(fleet):
     await fleet.worker("w", FakeEngine(["old"]))
+    client = await fleet.client()
+    (before,) = client.workers
     replaced = fleet.task("w")
     await fleet.worker("w", FakeEngine(["new"]))
     with pytest.raises(WorkerReplaced, match=r"worker\.id"):
         await asyncio.wait_for(replaced, 10)
-    client = await fleet.client()
+    await until(lambda: client.workers and client.workers[0].life != before.life)
     await build(client)
     assert text_of(await every(client.answer(ask()))) == "new"
 
