@@ -93,6 +93,19 @@ def test_an_answer_goes_on_without_a_reader_for_the_grace_time(counting):
     assert (turn["status"], turn["answer"]["answer"]) == ("done", COUNTING)
 
 
+def test_a_second_question_at_once_on_a_session_is_refused(counting):
+    session_id = counting.session(counting.ready(DOCUMENT)["id"])
+    with counting.streaming(session_id) as response:
+        arriving = events_of(response)
+        events = [next(arriving)]
+        second = counting.question(session_id)
+        assert (second.status_code, second.json()["error"]["code"]) == (409, "session_busy")
+        events += arriving
+    assert last_of(events, "done")["answer"] == COUNTING
+    assert counting.ask(session_id, max_tokens=2)["finish_reason"] == "length"
+    assert len(counting.turns(session_id)) == 2
+
+
 @pytest.mark.alone
 def test_once_the_grace_is_over_decoding_stops_within_two_steps(serve):
     server = serve(fake={"fake_script": [97] * 500, "fake_step_s": 0.3}, disconnect_grace_s=0)
