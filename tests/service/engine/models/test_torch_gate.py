@@ -55,7 +55,9 @@ def random_model(directory: Path, kind: str, like: Path) -> Path:
 @pytest.mark.parametrize("kind", SUPPORTED_TYPES)
 def test_the_engine_computes_every_supported_type_as_transformers_does(kind: str, source: Path, tmp_path: Path) -> None:
     directory = random_model(tmp_path / kind, kind, source)
-    import_model(directory, name="model", models_dir=tmp_path / "models", measure=lambda *_: {})
+    import_model(
+        directory, name="model", models_dir=tmp_path / "models", measure=lambda *_: {}, find_heads=lambda *_: None
+    )
     ids = torch.randint(3, 380, (600,), generator=torch.Generator().manual_seed(1)).tolist()
     loaded = load_model(tmp_path / "models" / "model", "float32", "cpu")
     runner = TorchRunner(loaded, KVType.FP16, n_slots=1, tail_tokens=256, chunk_tokens=256)

@@ -1,4 +1,7 @@
-"""A random three-layer Llama with the demo model's head layout, imported, and stock transformers beside it."""
+"""A random three-layer Llama with the demo model's head layout, imported, and stock transformers beside it.
+
+Its KV types are allowed without being measured.
+"""
 
 import json
 
@@ -7,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cache_store.layout import KVType
+from service.engine.models.card import KVGate
 from service.engine.models.importer import import_model
 from service.engine.torch_engine.runner import TorchRunner
 
@@ -43,8 +47,9 @@ def hf_dir(tokenizer_json, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model_dir(hf_dir, tmp_path_factory):
-    models_dir = tmp_path_factory.mktemp("models")
-    import_model(hf_dir, name="tiny", models_dir=models_dir, find_heads=lambda *_: None)
+    models_dir, gate = tmp_path_factory.mktemp("models"), KVGate(0.0, 0.0, 1.0, True)
+    gates = {"k8v8": gate, "k8v4": gate, "k4v4": gate}
+    import_model(hf_dir, name="tiny", models_dir=models_dir, measure=lambda *_: gates, find_heads=lambda *_: None)
     return models_dir / "tiny"
 
 
