@@ -1,6 +1,7 @@
-"""The first chapters of the example contract, read once: after a restart nothing but the question is computed.
+"""4,000 tokens of the example contract, read once though engine and server are killed meanwhile: after a restart only
+the question is computed, and what is stored is what a run gives that never stored anything.
 
-The demo, which is tested too, does so with all of it and from its PDF.
+The demo, which is tested too, reads all of it, from its PDF.
 """
 
 from collections.abc import Callable
@@ -9,24 +10,34 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.server import ROOT, Server
+from service.core.prompts import Prompts, load_prompts
+from tests.e2e.builds import build_killed_twice
+from tests.e2e.referenced import reference
+from tests.e2e.server import ROOT, Server, files_below
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
-CONTRACT = ROOT / "examples" / "contract" / "contract.md"
-NEXT_CHAPTER = "## 7."
+CONTRACT = (ROOT / "examples" / "contract" / "contract.md").read_text(encoding="utf-8")
+N_TOKENS = 4000
+KV_TYPE = "k8v4"
 FIRST, FOLLOW_UP = "Who is the safety officer of the Operator?", "When does the agreement expire?"
 
 
 @pytest.fixture(scope="module")
 def server(serve_all: Callable[..., Server], demo_model: Path) -> Server:
-    return serve_all(model=demo_model)
+    return serve_all(model=demo_model, compute_dtype="float32", kv_type=KV_TYPE)
 
 
 @pytest.fixture(scope="module")
-def document(server: Server) -> dict[str, Any]:
-    text, found, _ = CONTRACT.read_text(encoding="utf-8").partition(NEXT_CHAPTER)
-    assert found
-    return server.ready(text.encode(), "contract.md")
+def prompts(demo_model: Path) -> Prompts:
+    return load_prompts(demo_model)
+
+
+@pytest.fixture(scope="module")
+def document(server: Server, prompts: Prompts) -> dict[str, Any]:
+    starts = prompts.tokenizer.encode_plain_offsets(CONTRACT).starts
+    document = build_killed_twice(server, CONTRACT[: starts[N_TOKENS]].encode(), "contract.md")
+    assert document["token_count"] >= N_TOKENS
+    return document
 
 
 def test_after_a_restart_only_the_question_is_computed(server: Server, document: dict[str, Any]):
@@ -54,3 +65,26 @@ def test_after_a_restart_only_the_question_is_computed(server: Server, document:
     assert server.engine_stat("document_prefill_tokens_total") == 0
     computed = fresh["usage"]["prefilled_tokens"] + follow_up["usage"]["prefilled_tokens"]
     assert server.engine_stat("prefilled_tokens_total") == computed
+
+
+def test_a_build_killed_twice_has_the_bytes_and_logits_of_one_that_was_never_stored(
+    server: Server, document: dict[str, Any], demo_model: Path, prompts: Prompts
+):
+    for name in ("building", "trash", "locks"):
+        assert files_below(server.store / name) == []
+    (directory,) = (server.store / "snapshots").glob("*/documents/*/*")
+    owner_id, _, document_id, fingerprint = directory.parts[-4:]
+    server.stop()
+    compared = reference(
+        "never_stored",
+        model_dir=str(demo_model),
+        snapshots=str(server.store / "snapshots"),
+        key=[owner_id, "document", document_id],
+        fingerprint=fingerprint,
+        kv_type=KV_TYPE,
+        question=prompts.template.question("Who represents the Council?"),
+    )
+    print(compared)
+    assert compared["n_tokens"] == document["token_count"]
+    assert compared["different_runs"] == 0
+    assert compared["largest_difference"] <= 1e-3

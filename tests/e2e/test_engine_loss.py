@@ -1,6 +1,6 @@
 """The engine's process or the server is killed: nothing durable is lost, and what was open says so.
 
-Builds that are killed are in `test_reference`.
+Builds that are killed are in `test_contract`.
 """
 
 import pytest
