@@ -102,7 +102,7 @@ def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: Pro
         parsing=asyncio.Semaphore(settings.parse_concurrency),
         building=asyncio.Semaphore(FLEET_BUILDS if settings.fleet_url else 1),
     )
-    snapshots = Snapshots(db, engine, adapters.prompts, board, policies, leases)
+    snapshots = Snapshots(db, engine, adapters.prompts, board, policies, leases, artifacts.remove)
     jobs = Jobs(db, ingestion, artifacts, board, clock, leases)
     deletion = Deletion(db, jobs, snapshots, artifacts, board, clock, alone=leases.alone)
     return Services(

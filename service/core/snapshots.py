@@ -1,6 +1,7 @@
 """Snapshots of documents that are ready: kept in step with the model, rebuilt from stored text when lost."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from service.core import statuses
@@ -22,7 +23,8 @@ _POLL_S = 0.2
 
 
 class Snapshots:
-    """`rebuild` runs once per document, however many ask for it, also in other processes."""
+    """`rebuild` runs once per document, however many ask for it, also in other processes. `remove`: all that is stored
+    of a document."""
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class Snapshots:
         board: ProgressBoard,
         policies: Policies,
         leases: Leases,
+        remove: Callable[[DocumentRef], Awaitable[Any]],
     ) -> None:
         self._db = db
         self._engine = engine
@@ -39,6 +42,7 @@ class Snapshots:
         self._board = board
         self._policies = policies
         self._leases = leases
+        self._remove = remove
         self._rebuilds: dict[str, asyncio.Task[BuildDone]] = {}
 
     async def rebuild(self, document_id: str) -> BuildDone:
@@ -95,7 +99,17 @@ class Snapshots:
             await asyncio.shield(self._let_go(document_id, snapshot_state="absent"))
             raise
         await self._let_go(document_id, **snapshot_columns(done, self._engine))
+        if not self._leases.alone:
+            await self._remove_if_gone(ref)
         return done
+
+    async def _remove_if_gone(self, ref: DocumentRef) -> None:
+        """Another process removed the document while it was made anew here. Raises NotFound then."""
+        async with self._db.reading() as uow:
+            row = await uow.documents.get(ref.document_id)
+        if row is None:
+            await self._remove(ref)
+            raise NotFound("The document was removed.")
 
     async def _claim(self, document_id: str) -> bool:
         """False: another process rebuilds it."""

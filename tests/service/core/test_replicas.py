@@ -6,7 +6,7 @@ import pytest
 
 from service.engine.fake import FakeEngine
 from service.engine.messages import Failed
-from service.errors import StorageFull
+from service.errors import NotFound, StorageFull
 
 TEXT = b"The keeper is Marta Kovalenko. " * 100
 SHARED = {"fleet_url": "redis://is-not-asked", "lease_s": 0.4}
@@ -110,3 +110,19 @@ async def test_a_rebuild_that_fails_at_one_is_tried_by_the_other(two, made, engi
         *(client.services.snapshots.rebuild(document_id) for client in two), return_exceptions=True
     )
     assert sorted(type(each) is StorageFull for each in results) == [False, True]
+
+
+@pytest.mark.anyio
+async def test_what_is_rebuilt_after_a_deletion_at_the_other_does_not_stay(two, made, engine, eventually):
+    one, other = two
+    document_id = (await made(one, TEXT))["id"]
+    engine.snapshots.clear()
+    engine.fail_next("build", Failed("busy", "one writer at a time"))
+    rebuilding = asyncio.create_task(one.services.snapshots.rebuild(document_id))
+    await eventually(lambda: not engine._failures["build"])
+    assert (await other.delete(f"/v1/documents/{document_id}")).status_code == 200
+    with pytest.raises(NotFound):
+        await rebuilding
+    assert len(engine.built) == 2
+    assert engine.snapshots == {}
+    assert (await one.get(f"/v1/documents/{document_id}")).status_code == 404
