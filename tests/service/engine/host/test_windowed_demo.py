@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 DOC = DocumentRef("own", "doc")
 FACT = "The keeper of the Rosehill pump is Edda Malkin, and its access code is KV-417."
 QUESTIONS = ("Who is the keeper of the Rosehill pump?", "What is the access code of the Rosehill pump?")
+N_TOKENS = 2200
 RETENTION = Retention(sink_tokens=16, summary_tokens=64, window_tokens=192, segment_tokens=1024, fetch_tokens=192)
 INDEX_HEADS = [(18, 2), (17, 1)]
 """As found on other documents: the test does not depend on whether the model's directory names any."""
@@ -54,7 +55,7 @@ class Desk:
         )
         self.template = PromptTemplate(load_card(model_dir).prompt, Tokenizer.load(model_dir))
         text = gate_text()
-        self.ids = self.template.document(_with_fact(f"{text}\n\n{text}", len(text) // 3)).ids[:3000]
+        self.ids = self.template.document(_with_fact(f"{text}\n\n{text}", len(text) // 3)).ids[:N_TOKENS]
         self.host = open_host(self._config)
 
     def restart(self) -> None:
@@ -99,13 +100,13 @@ def desk(demo_model, tmp_path_factory):
 
 def test_a_fact_in_the_cold_part_is_found_before_and_after_a_restart(desk):
     done = desk.build()
-    assert (done.n_tokens, done.prefilled_tokens, done.resident_tokens) == (3000, 3000, 16 + 64 + 192)
-    assert done.index_nbytes == 3000 * 2 * (64 + 4)
+    assert (done.n_tokens, done.prefilled_tokens, done.resident_tokens) == (N_TOKENS, N_TOKENS, 16 + 64 + 192)
+    assert done.index_nbytes == N_TOKENS * 2 * (64 + 4)
     first = desk.ask(QUESTIONS[0], session="a", kv_id="first")
     assert "Edda Malkin" in first.text
     second = desk.ask(QUESTIONS[1], first, session="a")
     assert "KV-417" in second.text
-    assert (first.started.reused_tokens, first.started.first_pass_tokens) == (3000, first.started.prefilled_tokens)
+    assert (first.started.reused_tokens, first.started.first_pass_tokens) == (N_TOKENS, first.started.prefilled_tokens)
     unfetched = desk.ask(QUESTIONS[0], session="b", retention=replace(RETENTION, fetch_tokens=0))
     assert "Edda Malkin" not in unfetched.text
     desk.restart()
