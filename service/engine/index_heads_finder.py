@@ -16,6 +16,10 @@ from service.engine.protocol import Runner
 MOST_HEADS = 4
 LEAST_GAIN = 0.02
 """Of the mean lead: below it, another head is not worth its memory."""
+SECOND_KEEPS = 0.8
+"""Of the first head's mean lead, what must be left with a second: two are surer where there is much that is alike. In
+twelve documents read as one the demo model's first head alone has 86 % of the sentences among what is fetched, with a
+second 96 %, though over a short text its lead is larger alone."""
 _MOST_LEAD = 3.0
 STAGE = "finding index heads"
 
@@ -58,7 +62,7 @@ def _record(
 
 def choose_heads(cases: Sequence[Case]) -> list[int]:
     """The heads, by their place among all, that find the facts best together: the best one, then whichever helps it
-    most, and so on.
+    most, and so on. A second is taken also where it takes away a little.
 
     They are compared by their mean lead and not by ranks: in a text of few spans many heads rank the right one first,
     and those with the larger lead go on doing so in a long document.
@@ -70,7 +74,7 @@ def choose_heads(cases: Sequence[Case]) -> list[int]:
         if not others:
             break
         quality, place = max((figures_of(cases, [*chosen, place])[0], -place) for place in others)
-        if quality < best + LEAST_GAIN:
+        if quality < (SECOND_KEEPS * best if len(chosen) == 1 else best + LEAST_GAIN):
             break
         best = quality
         chosen.append(-place)

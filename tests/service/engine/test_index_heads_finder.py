@@ -121,4 +121,11 @@ def test_a_head_that_is_always_right_beats_one_that_is_sure_and_sometimes_lost()
 def test_a_head_that_helps_is_added_and_one_that_does_not_is_not():
     blind, left, right = [0.1, 0.1, 0.1], [0.3, 0.2, 0.0], [0.3, 0.0, 0.2]
     assert set(choose_heads([case(blind, left, right)])) == {1, 2}
-    assert choose_heads([case(left, left)]) == [0]
+    assert choose_heads([case(left, blind)]) == [0]
+    assert choose_heads([case(left, left, left)]) == [0, 1]
+
+
+def test_a_second_head_may_take_away_a_little_and_not_much():
+    sure, nearly, unsure = [0.6, 0.1, 0.1], [0.5, 0.1, 0.1], [0.2, 0.2, 0.1]
+    assert choose_heads([case(sure, nearly)]) == [0, 1]
+    assert choose_heads([case(sure, unsure)]) == [0]
