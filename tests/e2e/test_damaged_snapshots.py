@@ -16,6 +16,9 @@ from tests.e2e.server import Server, files_below
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 QUESTION = "Who keeps the lighthouse?"
+MODEL_DAMAGES = FEW[::2]
+"""Some of each sort: what is read again does not depend on what the model computes."""
+MAX_TOKENS = 16
 KEEPERS = ["Ada Brun", "Tom Quill", "Ida Marsh", "Ben Oakes", "Eve Stroud", "Max Tolley", "Una Wick", "Sam Yarrow"]
 
 
@@ -34,7 +37,7 @@ def suffer(server: Server, damages: Sequence[Damage], texts: Sequence[str]) -> d
     """One document for each damage; all are damaged while the server is stopped."""
     documents = [server.ready(text.encode()) for text in texts]
     other = server.ready(texts[-1].replace("lighthouse", "mill").encode())
-    ask = {"text": QUESTION, "max_tokens": 24}
+    ask = {"text": QUESTION, "max_tokens": MAX_TOKENS}
     before = [server.ask(server.session(document["id"]), **ask) for document in documents]
     server.stop()
     for damage, document in zip(damages, documents, strict=True):
@@ -61,7 +64,7 @@ def expect_right_and_tidy(case: Case, damage: Damage) -> None:
     assert tokens < usage["prefilled_tokens"] < tokens + 40
     assert case.rebuilt["status"] == "ready"
     assert case.rebuilt["snapshot"]["state"] == "ready"
-    again = server.ask(server.session(case.document["id"]), QUESTION, max_tokens=24)
+    again = server.ask(server.session(case.document["id"]), QUESTION, max_tokens=MAX_TOKENS)
     assert (again["answer"], again["cache"]["miss_reason"]) == (case.before["answer"], None)
     assert again["usage"]["reused_tokens"] == tokens
     kept = [path.suffix for path in (server.store / "quarantine").iterdir() if case.document["id"] in path.name]
@@ -78,7 +81,7 @@ def fake_cases(serve_all, demo_model: Path) -> dict[str, Case]:
 
 @pytest.fixture(scope="module")
 def model_cases(serve_all, demo_model: Path) -> dict[str, Case]:
-    return suffer(serve_all(model=demo_model), FEW, [story(n, 4) for n in range(len(FEW))])
+    return suffer(serve_all(model=demo_model), MODEL_DAMAGES, [story(n, 4) for n in range(len(MODEL_DAMAGES))])
 
 
 def story(n: int, n_sentences: int) -> str:
@@ -91,10 +94,10 @@ def test_an_engine_whose_answers_hash_its_kv_answers_the_same(fake_cases, damage
     expect_right_and_tidy(fake_cases[damage.name], damage)
 
 
-@pytest.mark.parametrize("damage", FEW, ids=lambda damage: damage.name)
+@pytest.mark.parametrize("damage", MODEL_DAMAGES, ids=lambda damage: damage.name)
 def test_the_model_answers_right(model_cases, damage: Damage):
     case = model_cases[damage.name]
-    assert KEEPERS[FEW.index(damage)] in case.after["answer"]
+    assert KEEPERS[MODEL_DAMAGES.index(damage)] in case.after["answer"]
     expect_right_and_tidy(case, damage)
 
 
@@ -108,27 +111,27 @@ def test_nothing_is_left_over_and_every_snapshot_is_whole_again(fake_cases):
     assert len(verdicts) > len(MANY)
     assert [verdict for verdict in verdicts if not verdict.ok] == []
     case = fake_cases["shards swapped"]
-    answer = server.ask(server.session(case.document["id"]), QUESTION, max_tokens=24)
+    answer = server.ask(server.session(case.document["id"]), QUESTION, max_tokens=MAX_TOKENS)
     assert (answer["answer"], answer["cache"]["source"]) == (case.before["answer"], "disk")
     assert answer["usage"]["reused_tokens"] == case.document["token_count"]
 
 
-@pytest.mark.parametrize("kind", ["flipped", "missing"])
-def test_a_turn_whose_kv_is_damaged_is_computed_again_and_the_answer_stays(fake_cases, kind: str, tmp_path):
+def test_a_turn_whose_kv_is_damaged_is_computed_again_and_the_answer_stays(fake_cases):
     case = fake_cases["newer format version"]
     server, follow_up = case.server, "And since when?"
-    damaged, whole = (server.session(case.document["id"]) for _ in range(2))
-    (first,) = {server.ask(session_id, QUESTION, max_tokens=9)["answer"] for session_id in (damaged, whole)}
-    turn_id = server.turns(damaged)[0]["id"]
+    flipped, missing, whole = (server.session(case.document["id"]) for _ in range(3))
+    (first,) = {server.ask(one, QUESTION, max_tokens=9)["answer"] for one in (flipped, missing, whole)}
+    turn_ids = [server.turns(one)[0]["id"] for one in (flipped, missing)]
     server.stop()
-    (directory,) = (server.store / "snapshots").glob(f"*/turns/{turn_id}/*")
-    (path,) = directory.glob("shard-*")
-    FEW[0].apply(directory, directory) if kind == "flipped" else path.unlink()
+    directories = [next((server.store / "snapshots").glob(f"*/turns/{turn_id}/*")) for turn_id in turn_ids]
+    FEW[0].apply(directories[0], directories[0])
+    next(directories[1].glob("shard-*")).unlink()
     server.start()
     expected = server.ask(whole, follow_up, max_tokens=9)
-    answer = server.ask(damaged, follow_up, max_tokens=9)
-    assert answer["answer"] == expected["answer"] != first
-    assert answer["cache"]["miss_reason"] == ("checksum" if kind == "flipped" else "truncated")
     assert expected["cache"]["miss_reason"] is None
-    assert answer["usage"]["prefilled_tokens"] > expected["usage"]["prefilled_tokens"]
-    assert answer["usage"]["reused_tokens"] == case.document["token_count"]
+    for damaged, reason in ((flipped, "checksum"), (missing, "truncated")):
+        answer = server.ask(damaged, follow_up, max_tokens=9)
+        assert answer["answer"] == expected["answer"] != first
+        assert answer["cache"]["miss_reason"] == reason
+        assert answer["usage"]["prefilled_tokens"] > expected["usage"]["prefilled_tokens"]
+        assert answer["usage"]["reused_tokens"] == case.document["token_count"]
