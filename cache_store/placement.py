@@ -1,5 +1,6 @@
 """Room for a snapshot's files, and the step that makes them visible: the same for what is built and what is brought."""
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,9 @@ def write_manifest(area: Area, directory: Path, data: bytes, *, durable: bool = 
     fd = os.open(directory / MANIFEST_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         with area.guard():
+            # A deletion may have taken the directory away, and its bytes off the account: StorageFailed then.
+            if not os.path.samestat(os.fstat(fd), os.lstat(directory / MANIFEST_NAME)):
+                raise FileNotFoundError(errno.ENOENT, "the build was removed meanwhile", str(directory))
             growth = len(data) - os.fstat(fd).st_size
             area.disk.truncate(fd, len(data))
             area.ledger.add(growth)
