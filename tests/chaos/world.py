@@ -22,9 +22,19 @@ LEASE_S = 1.5
 
 class World:
     """A context manager; `until_whole` waits until everything answers. `reference` is one process with an engine of its
-    own, which nothing happens to: what it answers is right."""
+    own, which nothing happens to: what it answers is right. `model`: the directory of one for the torch engine to
+    compute with, instead of a fake engine with the options `fake`. `settings` are those of all processes."""
 
-    def __init__(self, directory: Path, *, n_apis: int = 2, n_workers: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        n_apis: int = 2,
+        n_workers: int = 2,
+        model: str = "",
+        fake: dict[str, Any] = FAKE,
+        **settings: Any,
+    ) -> None:
         self.directory = directory
         self.postgres, self.redis, self.s3 = PostgresServer(), RedisServer(directory), S3Server()
         self.proxy = Proxy(self.s3.endpoint)
@@ -32,14 +42,18 @@ class World:
         self._environment = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         asyncio.run(upgrade(url := self.postgres.new_database()))
+        torch: dict[str, Any] = {"engine": "torch", "model": model, "compute_dtype": "float32", "threads": 1}
+        engine = torch if model else {"engine": "fake"}
+        own, alone = (None, None) if model else (fake, {"fake_from_kv": True})
         shared: dict[str, Any] = {
             "fleet_url": self.redis.url, "fleet_heartbeat_s": HEARTBEAT_S, "worker_grace_s": 10,
             "redis_url": self.redis.url, "object_url": self.s3.url,
+            "lease_s": LEASE_S, "sweep_interval_s": 2, **engine, **settings,
         }  # fmt: skip
-        serving = shared | {"engine": "fake", "database_url": url, "lease_s": LEASE_S, "sweep_interval_s": 2}
+        serving = shared | {"database_url": url}
         self.apis = [Server(directory / "api", name=f"-{n}", **serving) for n in range(n_apis)]
-        self.workers = [WorkerProcess(directory / f"worker-{n}", fake=FAKE, **shared) for n in range(n_workers)]
-        self.reference = Server(directory / "reference", fake={"fake_from_kv": True})
+        self.workers = [WorkerProcess(directory / f"worker-{n}", fake=own, **shared) for n in range(n_workers)]
+        self.reference = Server(directory / "reference", fake=alone, **engine)
 
     def __enter__(self) -> "World":
         with ThreadPoolExecutor() as pool:
