@@ -65,16 +65,25 @@ class Tally:
 
 
 class Client:
-    """One of many, each with a chance of its own. `run` chats until a moment of the monotonic clock."""
+    """One of many, each with a chance of its own. `run` chats until a moment of the monotonic clock. `elsewhere`: it
+    takes streams up at another server than the one it left."""
 
     def __init__(
-        self, servers: Sequence[Server], tally: Tally, seed: int, *, max_tokens: int, think_s: float = 0.0
+        self,
+        servers: Sequence[Server],
+        tally: Tally,
+        seed: int,
+        *,
+        max_tokens: int,
+        think_s: float = 0.0,
+        elsewhere: bool = True,
     ) -> None:
         self._servers = list(servers)
         self._tally = tally
         self._random = Random(seed)
         self._max_tokens = max_tokens
         self._think_s = think_s
+        self._elsewhere = elsewhere
 
     def run(self, chats: Sequence[Chat], until: float, stop: threading.Event) -> None:
         """Chat about random documents; the last chat is ended. What is wrong is noted, and stops all clients."""
@@ -134,7 +143,8 @@ class Client:
         return self._random.randrange(1, self._max_tokens) if self._random.random() < LEAVES else None
 
     def _other(self, server: Server) -> Server:
-        return self._random.choice([each for each in self._servers if each is not server] or self._servers)
+        others = [each for each in self._servers if each is not server]
+        return self._random.choice(others) if others and self._elsewhere else server
 
     @contextmanager
     def _resumed(self, server: Server, location: str, seen: list[Event]) -> Iterator[httpx.Response]:

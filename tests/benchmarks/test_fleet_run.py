@@ -10,7 +10,7 @@ from benchmarks.fleet_clients import Answer, Chat, Client, Tally, Wrong
 from benchmarks.fleet_run import Load, Result, ask, measure, report
 from tests.chaos.world import World
 
-LOAD = Load(clients=4, documents=2, words=40, max_tokens=12, think_s=0.05)
+LOAD = Load(clients=4, documents=2, words=40, max_tokens=12, think_s=0.05, elsewhere=False)
 FAKE = {"fake_from_kv": True, "fake_step_s": 0.01}
 
 
@@ -22,7 +22,7 @@ def test_two_workers_and_two_apis_answer_as_a_single_node(tmp_path: Path) -> Non
         measure(world, 3, LOAD, result)
         print(report(result))
         assert [name for name, *_, met in result.checks() if not met] == []
-        document = world.apis[0].get("/v1/documents").json()["documents"][0]["id"]
+        document = world.apis[0].get("/v1/documents").json()["data"][0]["id"]
         wrong = Result(2, 2, "fake", 4, LOAD)
         ask(world.apis, [Chat(document, (("Who?", "nobody says this"),))], 5, LOAD, wrong)
         assert "a single node answers" in wrong.tally.wrong[0]
