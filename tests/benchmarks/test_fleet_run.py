@@ -10,7 +10,7 @@ from benchmarks.fleet_clients import Answer, Chat, Client, Tally, Wrong
 from benchmarks.fleet_run import Load, Result, ask, measure, report
 from tests.chaos.world import World
 
-LOAD = Load(clients=4, documents=2, words=40, max_tokens=12, think_s=0.05, elsewhere=False)
+LOAD = Load(clients=4, documents=2, words=40, max_tokens=12, think_s=0.05)
 FAKE = {"fake_from_kv": True, "fake_step_s": 0.01}
 
 
