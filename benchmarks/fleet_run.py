@@ -152,7 +152,7 @@ def upload(apis: Sequence[Server], contents: Sequence[bytes]) -> list[dict[str, 
 
 def workers_of(world: World) -> list[WorkerState]:
     """What the workers said last."""
-    client = world.redis.client()
+    client: Any = world.redis.client()
     values = [client.hget(keys.worker(worker.id), "state") for worker in world.workers]
     client.close()
     return [decode_state(value) for value in values if value]

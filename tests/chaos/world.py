@@ -43,7 +43,7 @@ class World:
         os.environ.update(environment)
         asyncio.run(upgrade(url := self.postgres.new_database()))
         torch: dict[str, Any] = {"engine": "torch", "model": model, "compute_dtype": "float32", "threads": 1}
-        engine = torch if model else {"engine": "fake"}
+        engine: dict[str, Any] = torch if model else {"engine": "fake"}
         own, alone = (None, None) if model else (fake, {"fake_from_kv": True})
         shared: dict[str, Any] = {
             "fleet_url": self.redis.url, "fleet_heartbeat_s": HEARTBEAT_S, "worker_grace_s": 10,
