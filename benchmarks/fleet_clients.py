@@ -84,6 +84,7 @@ class Client:
         self._max_tokens = max_tokens
         self._think_s = think_s
         self._elsewhere = elsewhere
+        self._has_left = False
 
     def run(self, chats: Sequence[Chat], until: float, stop: threading.Event) -> None:
         """Chat about random documents; the last chat is ended. What is wrong is noted, and stops all clients."""
@@ -139,7 +140,10 @@ class Client:
         return Answer(*self._checked(seen, right), breaks, first - began, total_s)
 
     def _most(self) -> int | None:
-        """Events after which the client leaves."""
+        """Events after which the client leaves. Each one leaves its first stream after the first event."""
+        if not self._has_left:
+            self._has_left = True
+            return 1
         return self._random.randrange(1, self._max_tokens) if self._random.random() < LEAVES else None
 
     def _other(self, server: Server) -> Server:
