@@ -215,11 +215,17 @@ class Server:
         assert found, f"there is no preread_engine_{name}"
         return float(found[1])
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings as `preread` reads them."""
+        return {
+            f"PREREAD_{name.upper()}": str(value)
+            for name, value in {"data_dir": self.data_dir, **self.settings}.items()
+        }
+
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PREREAD_")}
-        own = {"data_dir": self.data_dir, **self.settings}
-        named = {f"PREREAD_{name.upper()}": str(value) for name, value in own.items()}
-        return kept | named | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        return kept | self.environment | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
     def _listens(self, seen: int) -> bool:
         assert self.alive, "the server ended while it started:\n" + self.tail()
