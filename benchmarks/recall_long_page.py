@@ -96,17 +96,18 @@ each. What this small model does not answer there, it would not with a full cach
 | ---: | ---: | ---: | ---: | ---: | ---: |
 {right}
 
-What is not answered stands among what was fetched all the same. The demo model's adapter was trained on documents read in
-this way ([how](../examples/demo_model/README.md#how-it-was-trained)), with other texts,
-things and wordings; the adapter before it had only seen whole documents and was right for 40, 44 and 39 of 80
-(excerpts: 53 and 62), with the sentence fetched 79, 80 and 77 times.
+What is not answered stands among what was fetched all the same. The demo model's adapter was trained on documents
+read in this way ([how](../examples/demo_model/README.md#how-it-was-trained)), with other texts, things and wordings;
+the adapter before it had only seen whole documents and was right for 40, 44 and 39 of 80 (excerpts: 53 and 62), with
+the sentence fetched 79, 80 and 77 times.
 
-Tried with that earlier adapter, over three documents of 6,144 tokens (FP32 on an H200, 36 questions in the three wordings
-that are not the sentence's own; whole: 23 right): read in one segment and fetched from 22, a document that fits the
-context loses nothing; read in segments of 2,048 tokens 15, of 4,096 tokens 19. A gap before the question, of 256
-positions: 16 and 20; of 1,024 positions: 18 and 16. 64 sinks in place of 16: 17. Segments rotated to their true places:
-15. 256 summary tokens and the gap: 19. 128, 512 or 1,024 tokens fetched in place of 256: no better. The sentence is found
-less often in long documents with longer segments (6,144 tokens: 65 of 80 at 400,000), so they stay at 2,048.
+Tried with that earlier adapter, over three documents of 6,144 tokens (FP32 on an H200, 36 questions in the three
+wordings that are not the sentence's own; whole: 23 right): read in one segment and fetched from 22, a document that
+fits the context loses nothing; read in segments of 2,048 tokens 15, of 4,096 tokens 19. A gap before the question, of
+256 positions: 16 and 20; of 1,024 positions: 18 and 16. 64 sinks in place of 16: 17. Segments rotated to their true
+places: 15. 256 summary tokens and the gap: 19. 128, 512 or 1,024 tokens fetched in place of 256: no better. The
+sentence is found less often in long documents with longer segments (6,144 tokens: 65 of 80 at 400,000), so they stay
+at 2,048.
 
 ## By wording
 

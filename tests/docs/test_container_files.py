@@ -126,7 +126,7 @@ def test_the_image_copies_only_what_the_ignore_file_lets_through():
 def test_the_image_makes_the_demo_model_as_everyone_does():
     command = re.search(r"preread (models [^\n\\]+)", DOCKERFILE)
     assert command is not None
-    assert f"/preread {command[1].strip()}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"/preread {command[1].strip()} --replace " in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 def test_the_image_installs_the_pinned_weights():
