@@ -28,7 +28,7 @@ def machine(monkeypatch):
         ({"n": 0}, "cuda:0", "CUDA finds none"),
         ({"n": 2}, "cuda:1", "CUDA_VISIBLE_DEVICES=1"),
         ({"capability": (6, 1)}, "cuda:0", "sm_61, the exl2 engine needs sm_70"),
-        ({"exllamav2": False}, "cuda:0", r"pip install 'preread\[gpu\]'"),
+        ({"exllamav2": False}, "cuda:0", r"pip install '\.\[gpu\]'"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_do(machine, what, device, message):

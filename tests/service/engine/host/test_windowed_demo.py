@@ -107,8 +107,8 @@ def test_a_fact_in_the_cold_part_is_found_before_and_after_a_restart(desk):
     second = desk.ask(QUESTIONS[1], first, session="a")
     assert "KV-417" in second.text
     assert (first.started.reused_tokens, first.started.first_pass_tokens) == (N_TOKENS, first.started.prefilled_tokens)
-    unfetched = desk.ask(QUESTIONS[0], session="b", retention=replace(RETENTION, fetch_tokens=0))
-    assert "Edda Malkin" not in unfetched.text
+    unfetched = desk.ask(QUESTIONS[1], session="b", retention=replace(RETENTION, fetch_tokens=0))
+    assert "KV-417" not in unfetched.text  # 64 slots may keep a name, not every character of a code
     desk.restart()
     again = desk.ask(QUESTIONS[0], session="c")
     assert (again.started.source, again.started.restored_tokens) == ("disk", 272)

@@ -89,7 +89,7 @@ def test_the_demo_model_answers_from_the_document(demo_model: Path) -> None:
     document = runner.new_document(len(ids))
     runner.prefill_chunk(document, ids)
 
-    questions = ["Who is the workshop foreman?", "Who is the mayor of Inverdale?"]
+    questions = ["Who is the workshop foreman?", "What is the salary of the foreman?"]
     fed = [[ids[-1], *prompt.question(q)] for q in questions]
     slots, said = [runner.new_tail() for _ in questions], [list[int]() for _ in questions]
     while live := [i for i, answer in enumerate(said) if not {*answer} & {*card.eos_token_ids}]:
