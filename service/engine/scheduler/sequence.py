@@ -47,8 +47,9 @@ class AnswerWriter:
         self._show(text + self._stops.finish())
 
     def _show(self, text: str) -> None:
+        """Without character 0, which PostgreSQL cannot keep: the stored answer has to be the one that was shown."""
         if text:
-            self._emit(text)
+            self._emit(text.replace("\0", "\ufffd"))
 
 
 @dataclass(slots=True, eq=False)
