@@ -14,6 +14,7 @@ from cache_store.fingerprint import Fingerprint
 from cache_store.keys import EntryName
 from cache_store.store import SnapshotStore
 from cache_store.tiers.opening import open_store
+from service.core.background import Background
 from service.core.snapshot_tier import tier_config
 from service.core.snapshots import Snapshots
 from service.db.engine import Database, opening
@@ -67,7 +68,7 @@ async def plan_rebuild(settings: Settings, *, dry_run: bool) -> RebuildPlan:
         store.close()
 
 
-class Rebuilder:
+class Rebuilder(Background):
     """A background task that has documents read again that are marked for it, one at a time, those asked about last
     first. One that fails is left to the next question, which says why."""
 
@@ -77,15 +78,6 @@ class Rebuilder:
         self._snapshots = snapshots
         self._interval_s = interval_s
         self._failed: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
 
     async def _run(self) -> None:
         while True:

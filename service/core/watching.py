@@ -6,6 +6,7 @@ from typing import Any
 
 import structlog
 
+from service.core.background import Background
 from service.core.progress import ProgressBoard
 from service.db.engine import Database
 from service.errors import DatabaseUnavailable
@@ -14,7 +15,7 @@ WATCH_S = 0.5
 _log = structlog.get_logger("preread.watching")
 
 
-class RowWatch:
+class RowWatch(Background):
     """Wakes who waits on the board when a row has changed. Asks once per `WATCH_S` for all of them, and not at all for
     documents of which `is_here` says that this process works on them."""
 
@@ -23,15 +24,6 @@ class RowWatch:
         self._board = board
         self._is_here = is_here
         self._seen: dict[str, tuple[Any, ...] | None] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
 
     async def look(self) -> None:
         """Wake for what changed since the last look. What is new is woken once: it may have changed in between."""

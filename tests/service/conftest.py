@@ -16,6 +16,7 @@ from service.core.clock import FakeClock
 from service.core.prompts import fake_prompts
 from service.engine.fake import FakeEngine
 from service.settings import Settings
+from tests.service.fake_store import Store
 
 
 @pytest.fixture
@@ -180,35 +181,6 @@ class Reader:
 @pytest.fixture
 def reader():
     return Reader()
-
-
-class Store:
-    """Remembers what was deleted; every document has two objects of ten bytes, every turn one of three."""
-
-    def __init__(self):
-        self.deleted = []
-
-    def delete(self, owner_id, kind, id):
-        self.deleted.append((owner_id, kind, id))
-        return {"disk": (2, 20) if kind == "document" else (1, 3)}
-
-    def places(self, owner_id, document_id):
-        return {}
-
-    def left_disk(self, owner_id, document_id):
-        return False
-
-    def pin(self, owner_id, document_id, pinned):
-        pass
-
-    def pin_only(self, documents):
-        pass
-
-    def finish_removals(self):
-        return 0
-
-    def turns(self):
-        return []
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from service.core.progress import Progress
 from service.engine.fake import FakeEngine
 from service.engine.messages import Failed
 from service.errors import StorageFull
+from tests.service.fake_store import Store
 
 PAGES = "\f".join(f"Page {n} says that the fee is {n}00 pounds. " * 20 for n in range(1, 6)).encode()
 LOST = Failed("engine_lost", "gone", retryable=True)
@@ -131,7 +132,7 @@ async def test_a_fault_of_ours_ends_the_document_without_its_text(open_client, m
 
 @pytest.mark.anyio
 async def test_a_full_disk_delays_the_cleaning_and_does_not_prevent_it(open_client, made, reader, files_left):
-    class Full:
+    class Full(Store):
         n_calls = 0
 
         def delete(self, owner_id, kind, id):
@@ -139,21 +140,6 @@ async def test_a_full_disk_delays_the_cleaning_and_does_not_prevent_it(open_clie
             if self.n_calls == 1:
                 raise StorageFull("no room")
             return {"disk": (0, 0)}
-
-        def places(self, owner_id, document_id):
-            return {}
-
-        def left_disk(self, owner_id, document_id):
-            return False
-
-        def pin(self, owner_id, document_id, pinned):
-            pass
-
-        def pin_only(self, documents):
-            pass
-
-        def finish_removals(self):
-            return 0
 
     store = Full()
     async with open_client(read=reader, store=store) as client:
@@ -194,27 +180,12 @@ async def test_start_up_removes_what_a_crash_left(open_client, made, reader, sto
 
 @pytest.mark.anyio
 async def test_a_deletion_cut_short_is_finished_at_the_next_start(open_client, made, reader, store, settings):
-    class Broken:
+    class Broken(Store):
         def delete(self, owner_id, kind, id):
             raise OSError("the disk is gone")
 
         def turns(self):
             raise OSError("the disk is gone")
-
-        def places(self, owner_id, document_id):
-            return {}
-
-        def left_disk(self, owner_id, document_id):
-            return False
-
-        def pin(self, owner_id, document_id, pinned):
-            pass
-
-        def pin_only(self, documents):
-            pass
-
-        def finish_removals(self):
-            return 0
 
     async with open_client(read=reader, store=Broken()) as client:
         document_id = (await made(client, PAGES))["id"]
@@ -231,7 +202,7 @@ async def test_a_deletion_cut_short_is_finished_at_the_next_start(open_client, m
 async def test_a_full_disk_at_start_delays_a_deletion_and_not_the_start(
     open_client, made, reader, store, settings, eventually
 ):
-    class Full:
+    class Full(Store):
         full = True
 
         def delete(self, owner_id, kind, id):
@@ -241,21 +212,6 @@ async def test_a_full_disk_at_start_delays_a_deletion_and_not_the_start(
 
         def turns(self):
             return []
-
-        def places(self, owner_id, document_id):
-            return {}
-
-        def left_disk(self, owner_id, document_id):
-            return False
-
-        def pin(self, owner_id, document_id, pinned):
-            pass
-
-        def pin_only(self, documents):
-            pass
-
-        def finish_removals(self):
-            return 0
 
     full, soon = Full(), {"sweep_interval_s": 0.02}
     async with open_client(read=reader, store=full) as client:
