@@ -94,7 +94,7 @@ class Question(Bench):
         sizes = self.sizes
         segments, n = sizes.segments(sizes.document), sizes.document
         ends = [(0, sizes.sinks), (n - sizes.resident // 2, n)]
-        return choose_spans(scores, segments, n, resident=ends, fetch_tokens=sizes.fetch)
+        return choose_spans(scores, segments, n, resident=ends, fetch_tokens=sizes.fetch, least_share=0.0)
 
     def sliced(
         self, records: list[list[memoryview]], blocks: Sequence[int], places: Sequence[int]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from cache_store.segments import Segments
 from service.cli.config import read_settings
-from service.engine.fetch.choose import choose_spans
+from service.engine.fetch.choose import LEAST_SHARE, choose_spans
 from service.engine.fetch.index import SPAN_TOKENS, KeyIndex, figures_of_head
 from service.engine.index_heads import load_index_heads
 from service.engine.models.card import load_card
@@ -30,6 +30,7 @@ from service.engine.models.card import load_card
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recall.md"
 BUDGETS = (64, 96, 128, 192, 256, 384, 512)
+SHARES = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 SEGMENT = 2048
 COMPARED = 3
 """Other ways to choose are compared over every third question."""
@@ -40,9 +41,11 @@ Combine = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Way:
-    """How spans are scored and chosen. `neighbours` None: the sentences that a span lies in come with it."""
+    """How spans are scored and chosen. `neighbours` None: the sentences that a span lies in come with it.
+    `least_share`: of the best span's figure, 0 where ways are compared over all that the budget holds."""
 
     budget: int = 256
+    least_share: float = 0.0
     span_tokens: int = SPAN_TOKENS
     neighbours: int | None = None
     n_heads: int = 99
@@ -97,8 +100,17 @@ class Scored:
         kept = [ok for ok, (_, question) in zip(found, self.asked, strict=True) if question.wording.startswith(wording)]
         return sum(kept) / len(kept)
 
+    def n_fetched(self, way: Way) -> float:
+        """Tokens that are fetched for a question, on average."""
+        return sum(len(self._fetched(number, way)) for number in range(len(self.asked))) / len(self.asked)
+
     def _found(self, number: int, way: Way) -> bool:
         document, question = self.asked[number]
+        first, last = (self.on.firsts[document] + token for token in question.fact)
+        return self._fetched(number, way).issuperset(range(first, last))
+
+    def _fetched(self, number: int, way: Way) -> set[int]:
+        question = self.asked[number][1]
         masses = self._of(number, way.span_tokens)[: way.n_heads]
         if way.own_rows:
             masses = masses[:, :, slice(*question.rows)]
@@ -111,10 +123,9 @@ class Scored:
             starts=self.on.starts if way.neighbours is None else (),
             span_tokens=way.span_tokens,
             neighbours=way.neighbours or 0,
+            least_share=way.least_share,
         )
-        first, last = (self.on.firsts[document] + token for token in question.fact)
-        fetched = {token for span in spans for token in range(span.first, span.first + span.n_tokens)}
-        return fetched.issuperset(range(first, last))
+        return {token for span in spans for token in range(span.first, span.first + span.n_tokens)}
 
     def _of(self, number: int, span_tokens: int) -> Tensor:
         key = number, span_tokens
@@ -127,6 +138,9 @@ class Scored:
 Parts = tuple[list[Scored], list[Scored]]
 """Each document alone, and all of them as one."""
 COLUMNS = ("alone", "as one")
+BOUNDED = ("alone, all that fit", "alone, as built", "as one, all that fit", "as one, as built")
+SHARE_COLUMNS = (*COLUMNS, "of the 256 tokens used, alone", "as one")
+AS_BUILT = Way(least_share=LEAST_SHARE)
 PAIRS = ("alone, 128 tokens", "alone, 256", "as one, 128", "as one, 256")
 SPANS = {
     "16 tokens, sentences": Way(),
@@ -167,6 +181,12 @@ def shares(parts: Parts, ways: Iterable[Way], wording: str = "") -> list[float]:
     return [sum(scored.share(way, wording) for scored in shelves) / len(shelves) for shelves in parts for way in ways]
 
 
+def _by_share(parts: Parts, least_share: float) -> list[float]:
+    way = Way(least_share=least_share)
+    used = [sum(scored.n_fetched(way) for scored in shelves) / len(shelves) / way.budget for shelves in parts]
+    return [*shares(parts, [way]), *used]
+
+
 def tables_of(parts: Parts) -> dict[str, Table]:
     def pairs(ways: dict[str, Way]) -> Table:
         rows = [(name, shares(some, [replace(way, budget=b) for b in (128, 256)])) for name, way in ways.items()]
@@ -174,10 +194,13 @@ def tables_of(parts: Parts) -> dict[str, Table]:
 
     some = [part.every(COMPARED) for part in parts[0]], [part.every(COMPARED) for part in parts[1]]
 
-    by_budget = [(f"{budget}", shares(parts, [Way(budget=budget)])) for budget in BUDGETS]
-    by_wording = [(f"{w.name}: {w.what}", shares(parts, [Way()], w.name)) for w in WORDINGS]
+    by_budget = [
+        (f"{budget}", shares(parts, [replace(way, budget=budget) for way in (Way(), AS_BUILT)])) for budget in BUDGETS
+    ]
+    by_wording = [(f"{w.name}: {w.what}", shares(parts, [AS_BUILT], w.name)) for w in WORDINGS]
     return {
-        "by_budget": Table("tokens", COLUMNS, by_budget),
+        "by_budget": Table("tokens at most", BOUNDED, by_budget),
+        "by_share": Table("share", SHARE_COLUMNS, [(f"{share}", _by_share(parts, share)) for share in SHARES]),
         "by_wording": Table("wording", COLUMNS, by_wording),
         "by_span": pairs(SPANS),
         "by_score": pairs(SCORES),
@@ -196,8 +219,8 @@ def main() -> None:
 
     parts = read(SEGMENT)
     tables = tables_of(parts)
-    lengths = sorted({SEGMENT, *arguments.segments})
-    rows = [(f"{n:,}", shares(parts if n == SEGMENT else read(n), [Way(budget=128), Way(budget=256)])) for n in lengths]
+    lengths, both = sorted({SEGMENT, *arguments.segments}), [replace(AS_BUILT, budget=n) for n in (128, 256)]
+    rows = [(f"{n:,}", shares(parts if n == SEGMENT else read(n), both)) for n in lengths]
     tables["by_segment"] = Table("tokens of a segment", PAIRS, rows)
     facts = {
         "model": load_card(arguments.model).source,
@@ -205,6 +228,7 @@ def main() -> None:
         "documents": len(texts), "tokens": N_TOKENS, "segment": SEGMENT, "sinks": SINKS, "window": WINDOW,
         "questions": sum(len(scored.asked) for scored in parts[0]), "wordings": len(WORDINGS),
         "together": N_TOKENS * len(texts), "planted": FACTS_EACH * len(texts), "budget": Way().budget,
+        "least_share": LEAST_SHARE,
     }  # fmt: skip
     if arguments.write:
         PAGE.write_text(page(facts, tables), "utf-8")

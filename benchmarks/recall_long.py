@@ -36,12 +36,13 @@ AT_ONCE = 4
 
 @dataclass
 class Answered:
-    """Of one question. `found`: whether the whole sentence was fetched or resident."""
+    """Of one question. `found`: whether the whole sentence was fetched or resident. `text`: what was answered."""
 
     wording: str
     tenth: int
     right: bool
     found: bool
+    text: str
     ttft_ms: float
     fetch_ms: float
 
@@ -69,7 +70,7 @@ class Asker:
             reply = await ask(self.engine, name, document.ids, prompt, retention, session)
         tenth = 10 * place[0] // len(document.ids)
         right, found = fact.answers[which] in reply.text, retention is None or _holds(reply.spans, place)
-        return Answered(fact.wording, tenth, right, found, reply.ttft_ms, reply.fetch_ms)
+        return Answered(fact.wording, tenth, right, found, reply.text, reply.ttft_ms, reply.fetch_ms)
 
 
 def _holds(spans: Sequence[SpanRef], place: tuple[int, int]) -> bool:

@@ -45,16 +45,27 @@ cellar", "the mill archive").
 
 ## By tokens fetched
 
+*All that fit*: spans in the order of their figures until the budget is full. *As built*: those that have at least
+{least_share} of the best one's figure.
+
 {by_budget}
 
-## By wording, {budget} tokens fetched
+## By share of the best
+
+A budget of {budget} tokens, and only spans with at least this share of the best span's figure. A question that one
+place answers then brings little else: what only looks like the answer misleads a model
+([answers](long-documents.md#answers)), takes memory and has to be read. The product's share is {least_share}.
+
+{by_share}
+
+## By wording, {budget} tokens at most
 
 {by_wording}
 
 ## What comes with a span
 
 The best spans come with what is around them. Sentences: from where a sentence begins to where one ends, at most 48
-tokens on either side. This table and the next are over every third question.
+tokens on either side. This table and the next are over every third question, with all that fit the budget.
 
 {by_span}
 

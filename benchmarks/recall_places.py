@@ -27,7 +27,7 @@ from cache_store.segments import Segments
 from service.cli.config import read_settings
 from service.engine.fetch.choose import Choices, best_passage, choose_among
 from service.engine.fetch.index import KeyIndex
-from service.engine.fetch.recurring import join, recurring
+from service.engine.fetch.recurring import SECOND_WEIGHT, join, recurring
 from service.engine.index_heads import load_index_heads
 from service.engine.models.card import load_card
 from service.engine.protocol import Rows
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "two-places.md"
 SEGMENTS = Segments(2048, SINKS)
 N_CHAINS = 10
-WEIGHTS = (0.3, 0.5, 0.7)
+WEIGHTS = (0.6, 0.7, 0.8, 1.0)
 KINDS = {"chained": "the first names what the second is about", "both": "two things are asked", "one": "one place"}
 Range = tuple[int, int]
 Queries = Callable[[list[int]], torch.Tensor]
@@ -198,7 +198,7 @@ def tables_of(alone: Found, together: Found | None) -> Table:
 def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
-    reader = Reader(arguments.model, load_index_heads(arguments.model), arguments.cache, "cpu")
+    reader = Reader(arguments.model, load_index_heads(arguments.model), arguments.cache, arguments.device)
     with torch.inference_mode():
         documents = documents_of(reader, arguments.documents)
         groups = [documents, ordinary_of(reader, arguments.ordinary, documents[0])]
@@ -216,7 +216,10 @@ def main() -> None:
     print(json.dumps(facts | {"rows": table.rows}))
     if arguments.write:
         names = {f"n_{kind}": alone.n(kind) for kind in KINDS}
-        PAGE.write_text(_PAGE.format(**facts, **names, table=table.text, ordinary=arguments.ordinary), "utf-8")
+        PAGE.write_text(
+            _PAGE.format(**facts, **names, table=table.text, ordinary=arguments.ordinary, second_weight=SECOND_WEIGHT),
+            "utf-8",
+        )
 
 
 def _arguments() -> argparse.Namespace:
@@ -225,6 +228,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--documents", type=int, default=6)
     parser.add_argument("--ordinary", type=int, default=12, help="documents of recall.py")
     parser.add_argument("--together", action="store_true", help="ask over all documents as one as well")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "recall")
     parser.add_argument("--write", action="store_true", help="write docs/two-places.md")
@@ -251,7 +255,8 @@ One round finds two things that the question names. It does not find what only t
 word of the question in the second but the kind of thing, and more tokens help little. In a second round the best
 passage is computed like a question, behind the same rows, when it has a pair of tokens that the question has not and
 that stands at 1 to 7 other places. Only the rows of these pairs count; the best they find gets the weight above
-of the best that the question finds, and all share the same {budget} tokens. The product's weight is 0.5.
+of the best that the question finds, more than the [share](recall.md#by-share-of-the-best) that a span must have to be
+fetched at all. All share the same {budget} tokens. The product's weight is {second_weight}.
 
 `PREREAD_FETCH_ROUNDS` is 1 unless it is set: a second round takes a pass over 20 to 110 tokens more, as deep as the
 question's: by the count of tokens finding takes about twice as long as in one round, or longer; it was not timed.

@@ -16,6 +16,9 @@ NEIGHBOURS = 2
 """Spans on either side of a good one that come with it where nothing is known of sentences."""
 REACH = 48
 """Tokens on either side of a good span that come with it at most, where its sentences are longer."""
+LEAST_SHARE = 0.5
+"""Of the best span's figure: what has less stays away. Passages that only look alike mislead a model more than they
+help it; docs/recall.md has what each share finds and docs/long-documents.md what is then answered."""
 _PATIENCE = 4
 """Spans that do not fit any more before the rest of the budget stays unused: shorter ones far down say nothing."""
 
@@ -42,19 +45,25 @@ def choose_spans(
     starts: npt.ArrayLike = (),
     span_tokens: int = SPAN_TOKENS,
     neighbours: int = NEIGHBOURS,
+    least_share: float = LEAST_SHARE,
 ) -> list[SpanRef]:
     """Tokens to fetch, at most `fetch_tokens` of them: in order, apart from each other, none of them resident.
 
     `scores`: one per span of `span_tokens`, 0 for those that are of no interest. The best spans come first, each with
     the sentences it lies in: `starts` are the tokens that begin one, in order; without any, `neighbours` spans on
-    either side come with it, within its segment. Then `carried` ones (those of the last turn) follow while there is
-    room. Of what is partly in `resident`, ranges ``[first, last)``, only the rest is taken. What does not fit whole is
-    left out; only the best span comes without its sentences rather than not at all. Touching tokens of one segment
-    become one span.
+    either side come with it, within its segment. Spans with less than `least_share` of the best one's score do not come
+    at all. Then `carried` ones (those of the last turn) follow while there is room. Of what is partly in `resident`,
+    ranges ``[first, last)``, only the rest is taken. What does not fit whole is left out; only the best span comes
+    without its sentences rather than not at all. Touching tokens of one segment become one span.
     """
     one = Choices(scores, segments, n_tokens, resident, starts)
     return choose_among(
-        [one], fetch_tokens=fetch_tokens, carried=carried, span_tokens=span_tokens, neighbours=neighbours
+        [one],
+        fetch_tokens=fetch_tokens,
+        carried=carried,
+        span_tokens=span_tokens,
+        neighbours=neighbours,
+        least_share=least_share,
     )
 
 
@@ -65,6 +74,7 @@ def choose_among(
     carried: Sequence[SpanRef] = (),
     span_tokens: int = SPAN_TOKENS,
     neighbours: int = NEIGHBOURS,
+    least_share: float = LEAST_SHARE,
 ) -> list[SpanRef]:
     """`choose_spans` over several documents with one budget: the best spans of all, in the order of the documents.
     Their scores are of one measure."""
@@ -74,8 +84,9 @@ def choose_among(
         for one in documents
     ]
     skipped = 0
+    least = least_share * max((float(one.scores.max()) for one in documents if len(one.scores)), default=0.0)
     for score, number, place in _best_first(documents):
-        if score <= 0 or picks.left < span_tokens or skipped == _PATIENCE:
+        if score <= 0 or score < least or picks.left < span_tokens or skipped == _PATIENCE:
             break
         if not picks.add(number, *around[number].with_sentences(place)):
             skipped += 1

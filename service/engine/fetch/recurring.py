@@ -10,7 +10,7 @@ from torch import Tensor
 MOST = 7
 """Other places of a pair of tokens at most. What stands everywhere leads nowhere."""
 
-SECOND_WEIGHT = 0.5
+SECOND_WEIGHT = 0.7
 """Of the best that is found for them, against the best that is found for the question. docs/two-places.md has what
 that finds."""
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_store.segments import Segments
-from service.engine.fetch.choose import REACH, Choices, best_passage, choose_spans
+from service.engine.fetch.choose import REACH, Choices, best_passage, choose_among, choose_spans
 from service.engine.messages import SpanRef
 
 LONG = Segments(256, 16)
@@ -81,6 +81,21 @@ def test_carried_spans_take_the_room_that_is_left():
 
 def test_spans_that_nothing_looks_at_stay_out():
     assert chosen(scores(48, 10), 500) == [(128, 208)]
+
+
+def test_spans_far_below_the_best_stay_out_whatever_the_budget():
+    values = scores(48, 10, 20, 30)
+    values[20], values[30] = 0.51, 0.49
+    assert chosen(values, 500) == [(128, 208), (288, 368)]
+    assert chosen(values, 500, least_share=0.6) == [(128, 208)]
+    assert chosen(values, 500, least_share=0.0) == [(128, 208), (288, 368), (448, 512)]
+
+
+def test_the_best_of_several_documents_is_what_others_are_measured_by():
+    both = [torch.tensor([0.0, 0.4, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.9, 0.0])]
+    documents = [Choices(figures, Segments(), 64, (), (0, 16, 32, 48)) for figures in both]
+    assert choose_among(documents, fetch_tokens=64) == [SpanRef(32, 16, 1)]
+    assert choose_among(documents, fetch_tokens=64, least_share=0.4) == [SpanRef(16, 16, 0), SpanRef(32, 16, 1)]
 
 
 def test_nothing_to_fetch():
