@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from service.engine.fetch.choose import LEAST_SHARE
-from service.engine.fetch.recurring import SECOND_WEIGHT, MOST, join, recurring
+from service.engine.fetch.recurring import MOST, SECOND_WEIGHT, join, recurring
 
 
 def text(*tokens: int) -> np.ndarray:
