@@ -26,6 +26,7 @@ keep() {
 keep postgres_password "$(random)"
 keep redis_conf "requirepass $(random)"
 keep aws_access_key_id "preread-$(random | cut -c 1-12)"
+keep preread_admin_key "key_$(random | cut -c 1-16).$(random)$(random)"
 keep aws_secret_access_key "$(random)"
 
 postgres=$(cat "$folder/postgres_password")

@@ -9,10 +9,11 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 
+from service.api.authentication import Authenticated
 from service.api.hosts import Guarded
 from service.api.metrics import Metrics
 from service.api.observe import Observed
-from service.api.principal import owner_id
+from service.api.principal import owner_id, principal, require_scope
 from service.api.problems import on_error
 from service.api.requests import ApiRequest
 from service.api.routes import CONTROLLERS
@@ -51,8 +52,10 @@ def create_app(
         dependencies={
             "services": Provide(_services, sync_to_thread=False),
             "owner_id": Provide(owner_id, sync_to_thread=False),
+            "principal": Provide(principal, sync_to_thread=False),
             "metrics": Provide(lambda: metrics, sync_to_thread=False),
         },
+        guards=[require_scope],
         exception_handlers={Exception: on_error},
         request_class=ApiRequest,
         request_max_body_size=MAX_BODY_BYTES,
@@ -65,7 +68,8 @@ def create_app(
         logging_config=None,
     )
     # Litestar's own middleware never sees a request that has no route.
-    app.asgi_handler = Observed(Guarded(app.asgi_handler, settings), metrics)
+    authenticated = Authenticated(app.asgi_handler, lambda: _services(app.state))
+    app.asgi_handler = Observed(Guarded(authenticated, settings), metrics)
     return app
 
 

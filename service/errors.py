@@ -1,8 +1,9 @@
 """Errors of the use cases; they know no HTTP. `service.api.problems` maps each class to a status and a type.
 
 ServiceError                code, detail (says what to do)
+├── Unauthenticated         no key, or one that is not valid
 ├── NotFound                unknown id, or not yours
-├── Forbidden               meant for another server, or sent by another site's page
+├── Forbidden               meant for another server, sent by another site's page, or more than a key or a share allows
 ├── Invalid                 a value that cannot be used; `param` names it
 │   └── TooLong             does not fit the model's context; the numbers are in the detail
 ├── Malformed               a body that is not what its content type says
@@ -11,6 +12,7 @@ ServiceError                code, detail (says what to do)
 ├── TooLarge                an upload above the limit
 ├── Unsupported             a kind of file this version cannot read
 ├── Busy                    a bounded queue is full; `retry_after_s`
+│   └── LimitReached        the owner's quota, or the rate of requests; the code says which
 ├── Unavailable             the engine is down or restarting; `retry_after_s`
 │   └── DatabaseUnavailable the database is not there, or took too long; nothing was changed
 └── StorageFull             disk budget, free-space floor, or the operating system refused
@@ -27,6 +29,10 @@ class ServiceError(Exception):
         self.detail = detail
         self.code = code or type(self).code
         self.param = param
+
+
+class Unauthenticated(ServiceError):
+    code = "unauthenticated"
 
 
 class NotFound(ServiceError):
@@ -73,6 +79,10 @@ class _Retryable(ServiceError):
 
 class Busy(_Retryable):
     code = "queue_full"
+
+
+class LimitReached(Busy):
+    code = "rate_limited"
 
 
 class Unavailable(_Retryable):

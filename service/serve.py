@@ -1,10 +1,12 @@
 """`preread serve`: one process with the API, the jobs and a supervised engine."""
 
+import asyncio
 import socket
 import sys
 from contextlib import suppress
 from typing import Any
 
+import structlog
 import uvicorn
 from litestar import Litestar
 from uvicorn._types import ASGIApplication
@@ -13,22 +15,29 @@ from cache_store.errors import CacheStoreError
 from service.api.hosts import is_loopback
 from service.app import create_app
 from service.core.adapters import Given
+from service.core.keys import admin_token
+from service.core.own_database import has_keys
 from service.engine.models.errors import ModelError
 from service.engine.protocol import EngineLost
 from service.errors import Conflict, Invalid, ServiceError
 from service.logs import configure_logging
 from service.settings import Settings
 
+_log = structlog.get_logger("preread.serve")
+
 
 def run(settings: Settings, given: Given | None = None) -> int:
     """Serve until SIGINT or SIGTERM; the exit status.
 
-    Open streams end with an event that says so; what is open after `shutdown_grace_s` is cut. Raises Invalid
-    for an address that others can reach without `allow_remote`, Conflict when the port is taken, and what the start
-    failed with when that is foreseen.
+    Open streams end with an event that says so; what is open after `shutdown_grace_s` is cut. Raises Invalid for an
+    address that others can reach, when there are no keys and `allow_remote` was not said, Conflict when the port is
+    taken, and what the start failed with when that is foreseen.
     """
     configure_logging(settings)
-    server, listening = make_server(settings, given)
+    protected = admin_token(settings) is not None or asyncio.run(has_keys(settings))
+    server, listening = make_server(settings, given, protected=protected)
+    if not protected:
+        _log.warning("there are no API keys: whoever reaches this server may do everything", host=settings.host)
     with listening, suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits when the start fails
         server.run(sockets=[listening])
     if (failure := _foreseen(server.app)) is not None:
@@ -36,9 +45,11 @@ def run(settings: Settings, given: Given | None = None) -> int:
     return 0 if server.started else 3
 
 
-def make_server(settings: Settings, given: Given | None = None) -> tuple["Server", socket.socket]:
-    """A server and the socket it is to run on. Raises as `run`."""
-    check_address(settings)
+def make_server(
+    settings: Settings, given: Given | None = None, *, protected: bool = False
+) -> tuple["Server", socket.socket]:
+    """A server and the socket it is to run on. `protected`: there are API keys. Raises as `run`."""
+    check_address(settings, protected=protected)
     listening = _listen(settings)
     app = create_app(settings, given)
     config = uvicorn.Config(
@@ -55,13 +66,14 @@ def make_server(settings: Settings, given: Given | None = None) -> tuple["Server
     return Server(config, app, listening.getsockname()[:2]), listening
 
 
-def check_address(settings: Settings) -> None:
-    """Raises Invalid when `host` is more than this machine and `allow_remote` was not said."""
-    if settings.allow_remote or is_loopback(settings.host):
+def check_address(settings: Settings, *, protected: bool = False) -> None:
+    """Raises Invalid when `host` is more than this machine, there are no keys, and `allow_remote` was not said."""
+    if protected or settings.allow_remote or is_loopback(settings.host):
         return
     raise Invalid(
-        f"There are no API keys yet: whoever reaches {settings.host} could read every document. Listen on "
-        "127.0.0.1, or set PREREAD_ALLOW_REMOTE=true (--allow-remote) when something in front checks who asks.",
+        f"There are no API keys: whoever reaches {settings.host} could read every document. Make one with `preread "
+        "keys create`, or listen on 127.0.0.1, or set PREREAD_ALLOW_REMOTE=true (--allow-remote) when something in "
+        "front checks who asks.",
         param="host",
     )
 

@@ -76,7 +76,11 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8420, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     allow_remote: bool = Field(
-        False, description="Listen on an address others can reach, though there are no API keys yet."
+        False, description="Listen on an address others can reach, though no API key was ever made."
+    )
+    admin_key_file: str = Field(
+        "",
+        description="File with the first API key, made by `preread keys new`. PREREAD_ADMIN_KEY is the key itself.",
     )
     allowed_hosts: str = Field(
         "", description="Names, with commas between, that requests may be for beside this machine's own; `*` is any."
@@ -130,6 +134,15 @@ class Settings(BaseSettings):
     max_session_documents: int = Field(16, ge=1, le=64, description="Most documents of one session.")
     queue_limit: int = Field(32, ge=1, description="Answers running and waiting; more get 429.")
     max_answer_tokens: int = Field(4096, ge=1, description="Largest `max_tokens` of a question.")
+    quota_documents: int = Field(0, ge=0, description="Documents of one owner; 0 is no limit.")
+    quota_bytes: int = Field(0, ge=0, description="Bytes of one owner's documents; 0 is no limit.")
+    quota_tokens_per_day: int = Field(
+        0, ge=0, description="Tokens computed for one owner a day (UTC), without what is reused; 0 is no limit."
+    )
+    quota_questions: int = Field(0, ge=0, description="Questions of one owner answered at a time; 0 is no limit.")
+    rate_per_minute: int = Field(0, ge=0, description="Requests of one owner a minute; 0 is no limit.")
+    rate_burst: int = Field(0, ge=0, description="Of these so many at once; 0 is those of a minute.")
+    audit_days: int = Field(90, ge=1, description="Days for which the audit log is kept.")
     disconnect_grace_s: float = Field(10.0, ge=0, description="How long an answer goes on without a reader.")
     sse_heartbeat_s: float = Field(15.0, gt=0, description="A comment is sent on streams this long quiet.")
 

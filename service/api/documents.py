@@ -20,9 +20,11 @@ from service.api.schemas.documents import (
     page_body,
     receipt,
 )
+from service.api.schemas.repeats import IdempotencyKey
 from service.api.sse import event_stream
 from service.api.uploads import UploadOperation, receive_document
 from service.core import statuses
+from service.core.keys import Principal
 from service.core.services import Services
 
 MAX_LIMIT = 100
@@ -41,10 +43,14 @@ class DocumentController(Controller):
         responses=problem_responses(413, 415, 422, 507),
     )
     async def upload(
-        self, request: Request, services: NamedDependency[Services], owner_id: NamedDependency[str]
+        self,
+        request: Request,
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        idempotency_key: IdempotencyKey = None,
     ) -> Response[DocumentBody]:
         """Take in a file and begin to read it."""
-        row, created = await receive_document(request, services, owner_id)
+        row, created = await receive_document(request, services, owner_id, idempotency_key)
         return Response(
             document_body(services.documents.view(row)),
             status_code=202 if created else 200,
@@ -58,9 +64,10 @@ class DocumentController(Controller):
         owner_id: NamedDependency[str],
         limit: Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT)] = 20,
         after: Annotated[str | None, QueryParameter(description="Id of the last one seen.")] = None,
+        shared: Annotated[bool, QueryParameter(description="Those of others that are shared with you.")] = False,
     ) -> DocumentList:
-        """Documents, newest first."""
-        views, has_more = await services.documents.page(owner_id, limit=limit, after=after)
+        """Your documents, or those shared with you, newest first."""
+        views, has_more = await services.documents.page(owner_id, limit=limit, after=after, shared=shared)
         return DocumentList([document_body(view) for view in views], has_more)
 
     @get("/{document_id:str}", responses=problem_responses(404))
@@ -139,17 +146,19 @@ class DocumentController(Controller):
         self,
         request: Request,
         services: NamedDependency[Services],
-        owner_id: NamedDependency[str],
+        principal: NamedDependency[Principal],
         document_id: FromPath[str],
     ) -> ServerSentEvent | Response[None]:
         """`progress` events, then `ready` or `failed`; from `Last-Event-ID` on, 204 when nothing follows."""
-        view = await services.documents.get(owner_id, document_id)
+        view = await services.documents.get(principal.user_id, document_id)
         position = position_after(request.headers.get("last-event-id"))
         if is_over(position) and view.status in statuses.TERMINAL:
             return Response(None, status_code=204)
-        views = services.documents.changes(owner_id, document_id)
+        permit = await services.permits.of_document(principal, document_id)
+        views = services.documents.changes(principal.user_id, document_id)
         return event_stream(
             document_events(views, position),
             heartbeat_s=services.settings.sse_heartbeat_s,
             stopping=services.stopping,
+            permit=permit,
         )

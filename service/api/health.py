@@ -25,6 +25,7 @@ class ReadyBody(msgspec.Struct, frozen=True):
 class HealthController(Controller):
     path = "/health"
     tags = ("operations",)
+    opt = {"public": True}  # noqa: RUF012 - Litestar reads this class attribute
 
     @get("/live")
     async def live(self) -> LiveBody:

@@ -9,6 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from service.api.principal import FOR_METRICS
+from service.api.problems import problem_responses
 from service.core.services import Services
 from service.core.statuses import CANCELLED, FAILED, ORDER, READY
 from service.engine.messages import EngineStats
@@ -74,7 +76,7 @@ class MetricsController(Controller):
     path = "/metrics"
     tags = ("operations",)
 
-    @get(media_type=CONTENT_TYPE_LATEST)
+    @get(media_type=CONTENT_TYPE_LATEST, opt=FOR_METRICS, responses=problem_responses())
     async def metrics(self, services: NamedDependency[Services], metrics: NamedDependency[Metrics]) -> Response[bytes]:
         """Metrics in the Prometheus text format."""
         await metrics.refresh(services)

@@ -20,6 +20,7 @@ TYPE_BASE = "urn:preread:problem:"
 
 _STATUS: dict[type[ServiceError], int] = {
     errors.Malformed: 400,
+    errors.Unauthenticated: 401,
     errors.Forbidden: 403,
     errors.NotFound: 404,
     errors.Conflict: 409,
@@ -35,6 +36,14 @@ _STATUS: dict[type[ServiceError], int] = {
 _TITLES = {
     "not_found": "There is no such thing, or it is not yours",
     "context_length_exceeded": "It does not fit the model's context",
+    "unauthenticated": "An API key is needed",
+    "invalid_key": "The API key is not valid",
+    "scope_missing": "The API key is not for this",
+    "quota_documents": "Your quota of documents is used up",
+    "quota_bytes": "Your quota of bytes is used up",
+    "quota_tokens_per_day": "Your tokens of today are used up",
+    "quota_questions": "Too many of your questions are being answered",
+    "rate_limited": "Too many requests",
     "queue_full": "Too many answers are running and waiting",
     "engine_unavailable": "The engine is not available",
     "database_unavailable": "The database is not available",
@@ -78,7 +87,11 @@ def problem_of(error: Exception, instance: str = "") -> Problem:
 
 
 def headers_of(error: Exception) -> dict[str, str]:
-    """`Retry-After` where trying again makes sense, `Allow` where the method was wrong."""
+    """`Retry-After` where trying again makes sense, `WWW-Authenticate` where a key is missing, `Allow` where the method
+    was wrong."""
+    if isinstance(error, errors.Unauthenticated):
+        known = ', error="invalid_token"' if error.code == "invalid_key" else ""
+        return {"WWW-Authenticate": f'Bearer realm="preread"{known}'}
     if isinstance(error, errors.Busy | errors.Unavailable):
         return {"Retry-After": str(error.retry_after_s)}
     return dict(error.headers or {}) if isinstance(error, HTTPException) else {}
@@ -101,7 +114,7 @@ def problem_responses(*statuses: int) -> dict[int, ResponseSpec]:
             description=HTTPStatus(status).phrase,
             media_type=PROBLEM_JSON,  # type: ignore[arg-type]
         )
-        for status in (400, 403, *statuses)
+        for status in (400, 401, 403, 429, 503, *statuses)
     }
 
 

@@ -7,9 +7,13 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import ServerSentEvent
 
 from service.api.answer_events import answer_events, position_after, whole_answer
+from service.api.principal import FOR_ASKING
 from service.api.problems import problem_responses
 from service.api.schemas.questions import AnswerBody, QuestionBody
+from service.api.schemas.repeats import IdempotencyKey
 from service.api.sse import event_stream
+from service.core.keys import Principal
+from service.core.permits import Permit
 from service.core.services import Services
 from service.core.streams import AnswerStream
 
@@ -22,6 +26,7 @@ class QuestionController(Controller):
 
     @post(
         status_code=200,
+        opt=FOR_ASKING,
         responses={
             200: ResponseSpec(AnswerBody, description="The answer; with `stream`, an event stream instead."),
             **problem_responses(404, 409, 422, 429, 503, 507),
@@ -31,39 +36,48 @@ class QuestionController(Controller):
         self,
         request: Request,
         services: NamedDependency[Services],
-        owner_id: NamedDependency[str],
+        principal: NamedDependency[Principal],
         session_id: FromPath[str],
         data: JSONBody[QuestionBody],
+        idempotency_key: IdempotencyKey = None,
     ) -> Response[AnswerBody | None] | ServerSentEvent:
         """Ask a question. `Location` names the answer's events, for taking them up again."""
-        stream = await services.conversations.answers.ask(owner_id, session_id, data.to_question())
+        stream = await services.conversations.answers.ask(
+            principal.user_id, session_id, data.to_question(), repeat_key=idempotency_key
+        )
+        permit = await services.permits.of_session(principal, session_id)
         location = {"Location": f"/v1/sessions/{session_id}/questions/{stream.answer_id}/events"}
         if data.stream:
-            response = _event_stream(services, stream, 0)
+            response = _event_stream(services, stream, 0, permit)
             response.headers.update(location)
             return response
-        return Response(await whole_answer(request, stream, services.stopping), headers=location)
+        answer = await whole_answer(request, stream, services.stopping)
+        if permit is not None:
+            await permit.require()
+        return Response(answer, headers=location)
 
     @get("/{answer_id:str}/events", media_type="text/event-stream", responses=problem_responses(404))
     async def events(
         self,
         request: Request,
         services: NamedDependency[Services],
-        owner_id: NamedDependency[str],
+        principal: NamedDependency[Principal],
         session_id: FromPath[str],
         answer_id: FromPath[str],
     ) -> ServerSentEvent | Response[None]:
         """The stream of an answer after `Last-Event-ID`, while it runs or later; 204 when nothing follows."""
-        stream = await services.conversations.answers.stream(owner_id, session_id, answer_id)
+        stream = await services.conversations.answers.stream(principal.user_id, session_id, answer_id)
         after = position_after(request.headers.get("last-event-id"))
         if stream.is_over_after(after):
             return Response(None, status_code=204)
-        return _event_stream(services, stream, after)
+        permit = await services.permits.of_session(principal, session_id)
+        return _event_stream(services, stream, after, permit)
 
 
-def _event_stream(services: Services, stream: AnswerStream, after: int) -> ServerSentEvent:
+def _event_stream(services: Services, stream: AnswerStream, after: int, permit: Permit | None) -> ServerSentEvent:
     return event_stream(
         answer_events(stream, after),
         heartbeat_s=services.settings.sse_heartbeat_s,
         stopping=services.stopping,
+        permit=permit,
     )

@@ -7,11 +7,14 @@ from service.api.health import HealthController
 from service.api.metrics import MetricsController
 from service.api.questions import QuestionController
 from service.api.sessions import SessionController
+from service.api.shares import DocumentShareController, SessionShareController
 
 CONTROLLERS: list[type[Controller]] = [
     DocumentController,
     SessionController,
     QuestionController,
+    DocumentShareController,
+    SessionShareController,
     HealthController,
     MetricsController,
 ]

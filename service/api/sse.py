@@ -20,6 +20,12 @@ _encode = msgspec.json.Encoder().encode
 _log = structlog.get_logger("preread.api")
 
 
+class Permitted(Protocol):
+    """`require` is awaited before every event, and raises ServiceError when it may not be sent."""
+
+    async def require(self) -> None: ...
+
+
 class Event(Protocol):
     """One event: its name, a JSON-able body, and the id a client sends back as `Last-Event-ID`."""
 
@@ -32,13 +38,18 @@ class Event(Protocol):
 
 
 def event_stream(
-    events: AsyncIterator[Event], *, heartbeat_s: float, stopping: asyncio.Event | None = None
+    events: AsyncIterator[Event],
+    *,
+    heartbeat_s: float,
+    stopping: asyncio.Event | None = None,
+    permit: Permitted | None = None,
 ) -> ServerSentEvent:
     """Send `events` as they come. The iterator is closed in every case: at its end, on an error (told as an
-    `error` event with the problem as body), when the client leaves, and when `stopping` is set."""
+    `error` event with the problem as body), when the client leaves, when `stopping` is set, and when it is not
+    permitted any more."""
     response = ServerSentEvent(())
     # Litestar's own iterator takes a thread to begin, and splits every event into lines once more.
-    response.iterator = _chunks(events, heartbeat_s, stopping or asyncio.Event())
+    response.iterator = _chunks(events, heartbeat_s, stopping or asyncio.Event(), permit)
     return response
 
 
@@ -110,11 +121,15 @@ class _Feed:
             self._waiting.set_result(None)
 
 
-async def _chunks(events: AsyncIterator[Event], heartbeat_s: float, stopping: asyncio.Event) -> AsyncIterator[bytes]:
+async def _chunks(
+    events: AsyncIterator[Event], heartbeat_s: float, stopping: asyncio.Event, permit: Permitted | None
+) -> AsyncIterator[bytes]:
     feed = _Feed(events, stopping)
     try:
         while True:
             if (event := await feed.next(heartbeat_s)) is not None:
+                if permit is not None:
+                    await permit.require()
                 yield _chunk(event.name, event.data, event.id)
             elif feed.ended:
                 return

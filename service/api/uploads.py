@@ -21,7 +21,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
 async def receive_document(
-    request: Request[Any, Any, Any], services: Services, owner_id: str
+    request: Request[Any, Any, Any], services: Services, owner_id: str, repeat_key: str | None = None
 ) -> tuple[DocumentRow, bool]:
     """The document and whether it is new. Whatever goes wrong, nothing of the body is left behind.
 
@@ -35,7 +35,9 @@ async def receive_document(
     kept = False
     try:
         form = await read_form(_body(request), boundary, names=_FIELDS, write=file.write)
-        row, created = await services.uploads.complete(owner_id, document_id, file, _settings(form))
+        row, created = await services.uploads.complete(
+            owner_id, document_id, file, _settings(form), repeat_key=repeat_key
+        )
         kept = created
         return row, created
     finally:

@@ -11,6 +11,8 @@ _COMMANDS = {
     "ask": ("service.cli.ask:ask", "Ask questions about a file, without a server."),
     "models": ("service.cli.models:models", "Import, list, check and measure models."),
     "snapshots": ("service.cli.snapshots:snapshots", "List and check stored snapshots."),
+    "keys": ("service.cli.keys:keys", "Make, list and revoke API keys."),
+    "audit": ("service.cli.audit:audit", "Who did what."),
     "db": ("service.cli.database:database", "Bring the database up to date."),
 }
 EPILOG = """Exit codes: 0 all done, 1 something failed (standard error says why), 2 wrong usage, 130 interrupted.

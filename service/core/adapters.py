@@ -59,7 +59,7 @@ async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given)
     datadir.prepare(settings)
     stack.enter_context(datadir.lock(settings.data_dir, shared=bool(settings.fleet_url)))
     prompts = given.prompts or _prompts(settings)
-    await _ready_database(settings.sqlalchemy_url)
+    await ready_database(settings.sqlalchemy_url)
     store = given.store or StoredSnapshots(settings.store_dir, tier_config(settings))
     db = Database(settings.sqlalchemy_url)
     stack.push_async_callback(db.close)
@@ -89,7 +89,8 @@ def parser(settings: Settings) -> Read:
     return partial(parse, limits=limits)
 
 
-async def _ready_database(url: str) -> None:
+async def ready_database(url: str) -> None:
+    """Bring a SQLite database up to date; another one is waited for, and must be."""
     with opening():
         sqlite = is_sqlite(url)
     if sqlite:

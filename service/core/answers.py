@@ -18,6 +18,7 @@ from service.core.leases import Leases
 from service.core.outages import KEEP_S, through_outages
 from service.core.preparation import Preparation
 from service.core.provenance import notice_of, whole_document
+from service.core.repeats import Repeat, Repeated
 from service.core.results import Outcome
 from service.core.sampling import Question
 from service.core.streams import AnswerStream
@@ -83,21 +84,30 @@ class AnswerService:
             self._leases.lost.append(self._let_go)
             self._leases.each_beat.append(self._adopt_free)
 
-    async def ask(self, owner_id: str, session_id: str, question: Question) -> AnswerStream:
-        """Start answering; the stream of the answer.
+    async def ask(
+        self, owner_id: str, session_id: str, question: Question, *, repeat_key: str | None = None
+    ) -> AnswerStream:
+        """Start answering; the stream of the answer. The same question with the same `repeat_key` is not asked again,
+        unless it failed: the stream is that of its answer.
 
-        Raises NotFound, Invalid, TooLong, Conflict (``session_busy``, ``document_not_ready``,
-        ``model_changed``), Busy, Unavailable or StorageFull; then nothing has been kept.
+        Raises NotFound, Forbidden, Invalid, TooLong, Conflict (``session_busy``, ``document_not_ready``,
+        ``model_changed``), Busy, LimitReached, Unavailable or StorageFull; then nothing has been kept.
         """
         accepted = self._clock.monotonic()
         question.check()
+        repeat = None if repeat_key is None else Repeat("ask", owner_id, repeat_key, session_id, repr(question))
         await self._preparation.require_ready(owner_id, session_id)
+        if repeat is not None and (answer_id := await self._turns.answered(session_id, repeat)) is not None:
+            return await self.stream(owner_id, session_id, answer_id)
         if self._closing or not self._engine.alive:
             raise Unavailable("The engine is not running: try again.", retry_after_s=ENGINE_RETRY_AFTER_S)
         ticket = self._admission.enter(session_id)
         try:
             job = await self._preparation.job(owner_id, session_id, question, accepted)
-            await self._turns.begin(job)
+            await self._turns.begin(job, repeat)
+        except Repeated as again:
+            ticket.leave()
+            return await self.stream(owner_id, session_id, again.target)
         except BaseException:
             ticket.leave()
             raise

@@ -77,13 +77,19 @@ class Artifacts:
     async def remove(
         self, document: DocumentRef, *, kv_ids: Sequence[str] = (), session_ids: Sequence[str] = ()
     ) -> list[Removed]:
-        """Remove whatever is there. Doing it again removes nothing and says so."""
+        """Remove whatever is there. Doing it again removes nothing and says so.
+
+        A `kv_id` with an owner before it, `owner/id`, is in that one's part of the store.
+        """
         host = await self._release(document, session_ids)
         snapshots = [("document", document.document_id), *(("turn", kv_id) for kv_id in kv_ids)]
-        elsewhere = await self._delete_elsewhere(document, snapshots)
-        stored = await asyncio.to_thread(self._delete, document, snapshots, elsewhere)
+        stored: dict[str, Removed] = {}
+        for owner_id, theirs in _by_owner(document.owner_id, snapshots).items():
+            elsewhere = await self._delete_elsewhere(owner_id, theirs)
+            for part in [*elsewhere, *await asyncio.to_thread(self._delete, owner_id, theirs)]:
+                stored[part.tier] = stored.get(part.tier, Removed(part.tier, 0, 0)) + part
         nbytes = await asyncio.to_thread(self._files.remove, document.document_id)
-        return [Removed("file", int(nbytes is not None), nbytes or 0), host, *stored]
+        return [Removed("file", int(nbytes is not None), nbytes or 0), host, *stored.values()]
 
     def places(self, document: DocumentRef) -> dict[str, Place]:
         """Tiers beyond the disk that have a document's snapshot, or get it."""
@@ -117,18 +123,22 @@ class Artifacts:
             return Removed("host", 0, 0)
         return Removed("host", released.objects, released.nbytes)
 
-    async def _delete_elsewhere(self, document: DocumentRef, snapshots: Sequence[tuple[str, str]]) -> list[Removed]:
+    async def _delete_elsewhere(self, owner_id: str, snapshots: Sequence[tuple[str, str]]) -> list[Removed]:
         """From disks that only the engine reaches. Before what all reach: from them it would be sent there again."""
         if not isinstance(self._engine, OwnDisks):
             return []
-        done = await self._engine.delete(document.owner_id, snapshots)
+        done = await self._engine.delete(owner_id, snapshots)
         return [Removed("disk", done.objects, done.nbytes)]
 
-    def _delete(
-        self, document: DocumentRef, snapshots: Sequence[tuple[str, str]], elsewhere: Sequence[Removed]
-    ) -> list[Removed]:
-        removed = {part.tier: part for part in elsewhere}
-        for kind, id in snapshots:
-            for tier, (objects, nbytes) in self._store.delete(document.owner_id, kind, id).items():
-                removed[tier] = removed.get(tier, Removed(tier, 0, 0)) + Removed(tier, objects, nbytes)
-        return list(removed.values())
+    def _delete(self, owner_id: str, snapshots: Sequence[tuple[str, str]]) -> list[Removed]:
+        deleted = [self._store.delete(owner_id, kind, id) for kind, id in snapshots]
+        return [Removed(tier, *counts) for tiers in deleted for tier, counts in tiers.items()]
+
+
+def _by_owner(owner_id: str, snapshots: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """Kinds and ids of snapshots by the owner in whose part of the store they are."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for kind, name in snapshots:
+        owner, _, id = name.rpartition("/")
+        found.setdefault(owner or owner_id, []).append((kind, id))
+    return found

@@ -1,6 +1,6 @@
 """Sessions and answers, built together and closed together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.core.admission import Admission
 from service.core.answers import AnswerService
@@ -8,6 +8,7 @@ from service.core.clock import Clock
 from service.core.context import Prompt
 from service.core.leases import Leases
 from service.core.preparation import DocumentSnapshots, Preparation
+from service.core.quotas import Quotas
 from service.core.sessions import SessionService
 from service.core.together import Gathering
 from service.core.turn_kv import TurnKV, TurnStore
@@ -19,11 +20,12 @@ from service.engine.protocol import EngineClient
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`queue_limit`: answers running and waiting over all sessions. `grace_s`: how long an answer goes on
-    unread."""
+    unread. `quotas`: of each owner."""
 
     queue_limit: int
     grace_s: float
     max_answer_tokens: int
+    quotas: Quotas = field(default_factory=Quotas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Conversations:
         leases: Leases,
     ) -> "Conversations":
         turn_kv = TurnKV(store, database)
-        turns = TurnLog(database, turn_kv, clock, leases)
+        turns = TurnLog(database, turn_kv, clock, leases, limits.quotas)
         admission = Admission(limits.queue_limit, parallel=lambda: engine.info.max_batch)
         answers = AnswerService(
             database=database,

@@ -11,6 +11,7 @@ from dataclasses import asdict
 import structlog
 
 from service.core.artifacts import Artifacts, Removed
+from service.core.audit import record
 from service.core.clock import Clock
 from service.core.jobs import Jobs
 from service.core.progress import ProgressBoard
@@ -57,8 +58,9 @@ class Deletion:
         self.listeners: list[OnRemoved] = []
         self._refused: list[DeletionRow] = []
 
-    async def delete(self, owner_id: str, document_id: str) -> list[Removed]:
-        """The receipt, per tier. Raises NotFound when there is neither the document nor a note of it."""
+    async def delete(self, owner_id: str, document_id: str, *, action: str = "delete") -> list[Removed]:
+        """The receipt, per tier; `action` is what the audit log says. Raises NotFound when there is neither the
+        document nor a note of it."""
         async with self._db.writing() as uow:
             row = await uow.documents.get(document_id, owner_id)
             note = await uow.deletions.get(document_id, owner_id)
@@ -66,6 +68,7 @@ class Deletion:
                 note = await self._note(uow, row)
                 await uow.deletions.add(note)
                 await uow.documents.remove(document_id)
+                await record(uow, self._clock.now(), owner_id, action, document_id)
         if note is None:
             raise NotFound("There is no such document.")
         # Whoever asked may leave; the document must not stay half removed.
@@ -102,20 +105,22 @@ class Deletion:
         async with self._db.reading() as uow:
             rows = await uow.documents.expired(self._clock.now())
         for row in rows:
-            await self.delete(row.owner_id, row.id)
+            await self.delete(row.owner_id, row.id, action="expire")
         return len(rows)
 
     async def _note(self, uow: UnitOfWork, row: DocumentRow) -> DeletionRow:
         turns = await uow.deletions.turns_of(row.id)
+        # KV of a session that begins with another owner's document is with that one's.
+        kv_ids = {kv_id if owner == row.owner_id else f"{owner}/{kv_id}" for owner, kv_id, _ in turns if kv_id}
         n_pages, n_chars = await uow.pages.text_size(row.id)
         removed = [
             Removed("text", n_pages, n_chars),
-            Removed("turns", len(turns), sum(nbytes for _, nbytes in turns)),
+            Removed("turns", len(turns), sum(nbytes for _, _, nbytes in turns)),
         ]
         return DeletionRow(
             document_id=row.id,
             owner_id=row.owner_id,
-            kv_ids=sorted({kv_id for kv_id, _ in turns if kv_id}),
+            kv_ids=sorted(kv_ids),
             session_ids=await uow.deletions.sessions_of(row.id),
             removed=[asdict(part) for part in removed],
             created_at=self._clock.now(),

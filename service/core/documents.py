@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from service.core import statuses
+from service.core.access import OWNER, READ, Reached, reached_document
 from service.core.artifacts import Artifacts, Place, Removed
+from service.core.audit import record
 from service.core.clock import Clock
 from service.core.deletion import Deletion, expired
 from service.core.files import Files
@@ -24,11 +26,12 @@ from service.words import counted
 @dataclass(frozen=True, slots=True)
 class DocumentView:
     """A row, and how far it is right now: `status` may be ahead of the row's, never behind. `tiers`: where the snapshot
-    is."""
+    is; `access`: what whoever looks may do, `owner`, `ask` or `read`."""
 
     row: DocumentRow
     status: str
     progress: Progress
+    access: str = OWNER
     tiers: dict[str, Place] = field(default_factory=dict)
 
 
@@ -44,7 +47,8 @@ class DocumentChanges:
 
 
 class DocumentService:
-    """Everything but the upload. A document past its time is removed by whoever looks at it first."""
+    """Everything but the upload. Who looks may be its owner, or somebody it is shared with (`service.core.access`);
+    only its owner changes it. A document past its time is removed by whoever looks at it first."""
 
     def __init__(
         self,
@@ -65,37 +69,47 @@ class DocumentService:
         self._clock = clock
 
     async def get(self, owner_id: str, document_id: str) -> DocumentView:
-        """Raises NotFound, also for a document that is not this owner's."""
-        return self.view(await self._row(owner_id, document_id))
+        """Raises NotFound, also for a document that is neither theirs nor shared with them."""
+        reached = await self._reached(owner_id, document_id)
+        return self.view(reached.row, reached.access)
 
-    def view(self, row: DocumentRow) -> DocumentView:
+    def view(self, row: DocumentRow, access: str = OWNER) -> DocumentView:
         progress = self._progress(row)
         ahead = progress.stage in statuses.ORDER and row.status in statuses.before(progress.stage)
-        return DocumentView(row, progress.stage if ahead else row.status, progress, self._tiers(row))
+        return DocumentView(row, progress.stage if ahead else row.status, progress, access, self._tiers(row))
 
-    async def page(self, owner_id: str, *, limit: int, after: str | None) -> tuple[Sequence[DocumentView], bool]:
-        """Newest first, and whether there are more. Raises Invalid for an `after` that is not in the list."""
+    async def page(
+        self, owner_id: str, *, limit: int, after: str | None, shared: bool = False
+    ) -> tuple[Sequence[DocumentView], bool]:
+        """Their own documents, or those of others that are `shared` with them, newest first, and whether there are
+        more. Raises Invalid for an `after` that is not in the list."""
+        now = self._clock.now()
         async with self._db.reading() as uow:
-            last = await uow.documents.get(after, owner_id) if after else None
-            if after and last is None:
-                raise Invalid("`after` is not the id of one of your documents.", param="after")
-            rows = await uow.documents.page(owner_id, limit=limit + 1, after=last)
-        views = [self.view(row) for row in rows[:limit] if not expired(row, self._clock.now())]
-        return views, len(rows) > limit
+            last = await reached_document(uow, owner_id, after, now) if after else None
+            if after and (last is None or (last.access != OWNER) != shared):
+                raise Invalid("`after` is not the id of a document of this list.", param="after")
+            rows = await uow.documents.page(
+                owner_id, limit=limit + 1, after=last.row if last else None, shared_at=now if shared else None
+            )
+            levels = {row.id: await uow.shares.document_access(owner_id, row.id, now) for row in rows if shared}
+        live = [row for row in rows[:limit] if not expired(row, now)]
+        return [self.view(row, (levels[row.id] or READ) if shared else OWNER) for row in live], len(rows) > limit
 
     async def change(self, owner_id: str, document_id: str, changes: DocumentChanges) -> DocumentView:
-        """Raises NotFound, Invalid, StorageFull (only when the disk does not take the mark of a pinned document)."""
+        """Raises NotFound, Forbidden, Invalid, StorageFull (only when the disk does not take the mark of a pinned
+        document)."""
         values = self._values(changes)
-        await self._row(owner_id, document_id)
+        await self._own(owner_id, document_id)
         async with self._db.writing() as uow:
             await uow.documents.change(document_id, updated_at=self._clock.now(), **values)
+            await record(uow, self._clock.now(), owner_id, "change", document_id)
         if changes.pinned is not None:
             await self._artifacts.pin(DocumentRef(owner_id, document_id), changes.pinned)
         return await self.get(owner_id, document_id)
 
     async def cancel(self, owner_id: str, document_id: str) -> DocumentView:
-        """Stop reading a document, remove what was made of it. Raises NotFound, or Conflict at its end."""
-        await self._row(owner_id, document_id)
+        """Stop reading a document, remove what was made of it. Raises NotFound, Forbidden, or Conflict at its end."""
+        await self._own(owner_id, document_id)
         cancelled = await self._jobs.finish(
             document_id, statuses.CANCELLED, "cancelled", "Reading this document was cancelled."
         )
@@ -109,7 +123,7 @@ class DocumentService:
 
     async def text_page(self, owner_id: str, document_id: str, number: int) -> PageRow:
         """Raises NotFound for a page there is not, Conflict while pages are still being read."""
-        row = await self._row(owner_id, document_id)
+        row = (await self._reached(owner_id, document_id)).row
         if 1 <= number <= (row.page_count or 0):
             async with self._db.reading() as uow:
                 page = await uow.pages.get(document_id, number)
@@ -121,14 +135,18 @@ class DocumentService:
 
     async def original(self, owner_id: str, document_id: str) -> tuple[DocumentRow, Path]:
         """The row and the path of the uploaded bytes. Raises NotFound."""
-        row = await self._row(owner_id, document_id)
+        row = (await self._reached(owner_id, document_id)).row
         path = self._files.path(document_id)
         if not path.is_file():
             raise NotFound("The original is not kept of a document that failed or was cancelled.")
         return row, path
 
     async def delete(self, owner_id: str, document_id: str) -> list[Removed]:
-        """The receipt, per tier. Raises NotFound."""
+        """The receipt, per tier. Raises NotFound, Forbidden."""
+        async with self._db.reading() as uow:
+            reached = await reached_document(uow, owner_id, document_id, self._clock.now())
+        if reached is not None:
+            reached.require(OWNER)
         return await self._deletion.delete(owner_id, document_id)
 
     async def changes(self, owner_id: str, document_id: str) -> AsyncIterator[DocumentView]:
@@ -142,15 +160,18 @@ class DocumentService:
                 return
             await changed.wait()
 
-    async def _row(self, owner_id: str, document_id: str) -> DocumentRow:
+    async def _reached(self, owner_id: str, document_id: str) -> Reached:
         async with self._db.reading() as uow:
-            row = await uow.documents.get(document_id, owner_id)
-        if row is not None and expired(row, self._clock.now()):
-            await self._deletion.delete(owner_id, document_id)
-            row = None
-        if row is None:
+            reached = await reached_document(uow, owner_id, document_id, self._clock.now())
+        if reached is not None and expired(reached.row, self._clock.now()):
+            await self._deletion.delete(reached.row.owner_id, document_id, action="expire")
+            reached = None
+        if reached is None:
             raise NotFound("There is no such document.")
-        return row
+        return reached
+
+    async def _own(self, owner_id: str, document_id: str) -> DocumentRow:
+        return (await self._reached(owner_id, document_id)).require(OWNER)
 
     def _tiers(self, row: DocumentRow) -> dict[str, Place]:
         ref = DocumentRef(row.owner_id, row.id)

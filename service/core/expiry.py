@@ -1,27 +1,44 @@
-"""Removes documents whose time is over, and what removals left in a tier that was down."""
+"""Removes documents whose time is over, what removals left in a tier that was down, and old records."""
 
 import asyncio
 
 import structlog
 
 from service.core.background import Background
+from service.core.clock import Clock
 from service.core.deletion import Deletion
+from service.core.quotas import day_of
+from service.core.repeats import KEPT_S
+from service.db.engine import Database
 
+_USAGE_DAYS = 40
 _log = structlog.get_logger("preread.expiry")
 
 
 class Sweeper(Background):
-    """A background task that asks `Deletion` every `interval_s` seconds."""
+    """A background task that asks `Deletion` every `interval_s` seconds. Lines of the audit log are kept for
+    `audit_s`."""
 
-    def __init__(self, deletion: Deletion, interval_s: float) -> None:
+    def __init__(self, deletion: Deletion, interval_s: float, db: Database, clock: Clock, audit_s: float) -> None:
         self._deletion = deletion
         self._interval_s = interval_s
+        self._db = db
+        self._clock = clock
+        self._audit_s = audit_s
 
     async def _run(self) -> None:
         while True:
             try:
                 await self._deletion.delete_expired()
                 await self._deletion.finish_far()
+                await self._forget_records()
             except Exception as error:
                 _log.error("expired documents were not removed", exc_info=error)
             await asyncio.sleep(self._interval_s)
+
+    async def _forget_records(self) -> None:
+        now = self._clock.now()
+        async with self._db.writing(alone=False) as uow:
+            await uow.records.forget(
+                audit_before=now - self._audit_s, repeats_before=now - KEPT_S, usage_before=day_of(now) - _USAGE_DAYS
+            )

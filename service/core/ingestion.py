@@ -14,6 +14,7 @@ from service.core.files import Files
 from service.core.policies import Policies
 from service.core.progress import BuildStages, Meter, ProgressBoard
 from service.core.prompts import Prompts
+from service.core.quotas import count_tokens
 from service.core.retention import Policy
 from service.core.snapshots import snapshot_columns, token_columns
 from service.core.tokens import SnapshotTokens, stored_document, tokenize_document, unpack
@@ -132,6 +133,8 @@ class Ingestion:
         ref = DocumentRef(row.owner_id, row.id)
         done = await build_snapshot(self.engine, ref, token_ids, policy.retention, report)
         await self._move(row, statuses.READY, lease_owner=None, **snapshot_columns(done, self.engine))
+        async with self.db.writing() as uow:
+            await count_tokens(uow, row.owner_id, done.prefilled_tokens, self.clock.now())
 
     async def _move(self, row: DocumentRow, status: str, **values: Any) -> None:
         """The claim of a stage: it fails when the document was cancelled, removed or taken over meanwhile."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from service.core.access import usable_session
+from service.core.access import OWNER, usable_session
 from service.core.answer_run import Job
 from service.core.clock import Clock
 from service.core.context import Context, Prompt, answer_room
@@ -14,7 +14,7 @@ from service.core.ids import new_id
 from service.core.sampling import Question
 from service.core.together import Gathering, Together
 from service.db.engine import Database
-from service.db.models import DocumentRow, TurnRow
+from service.db.models import DocumentRow, SessionRow, TurnRow
 from service.engine.messages import BuildDone
 from service.engine.protocol import EngineClient
 from service.errors import Conflict, NotFound
@@ -56,21 +56,24 @@ class Preparation:
         self._gathering = gathering
 
     async def require_ready(self, owner_id: str, session_id: str) -> None:
-        """Raises NotFound for an unknown session and one of an expired document, Conflict for a document not ready."""
-        await self._documents(owner_id, session_id)
+        """Raises NotFound for an unknown session and one of an expired document, Forbidden for one that is shared with
+        them, Conflict for a document not ready."""
+        await self._session(owner_id, session_id)
 
     async def job(self, owner_id: str, session_id: str, question: Question, accepted: float) -> Job:
         """A job without a stream's timers running yet.
 
         Raises NotFound, Conflict (``document_not_ready``, ``model_changed``), TooLong, Invalid (``no_index_heads``).
         """
-        documents = [await self._snapshots.current(row) for row in await self._documents(owner_id, session_id)]
+        session, rows = await self._session(owner_id, session_id)
+        documents = [await self._snapshots.current(row) for row in rows]
         async with self._database.reading() as uow:
             turns = await uow.turns.context(session_id)
         self._require_same_prompt(turns)
         context = Context.of(documents, turns, self._together(documents))
         # Long questions take a while to tokenize; the tokenizer works outside the interpreter lock.
-        prompt_ids = await asyncio.to_thread(context.prompt_ids, self._prompt, question.text)
+        asked = instructed(question.text, session.instructions)
+        prompt_ids = await asyncio.to_thread(context.prompt_ids, self._prompt, asked)
         room = answer_room(
             context,
             len(prompt_ids),
@@ -117,13 +120,14 @@ class Preparation:
         documents = [document if row.id == document_id else row for row in context.documents]
         return replace(context, documents=documents, together=self._together(documents)), done
 
-    async def _documents(self, owner_id: str, session_id: str) -> Sequence[DocumentRow]:
+    async def _session(self, owner_id: str, session_id: str) -> tuple[SessionRow, Sequence[DocumentRow]]:
         async with self._database.reading() as uow:
-            _, documents = await usable_session(uow, owner_id, session_id, self._clock.now())
+            now = self._clock.now()
+            session, documents = await usable_session(uow, owner_id, session_id, now, need=OWNER, asking=True)
         for document in documents:
             if document.status != "ready":
                 raise Conflict(f"The document is {document.status}, not ready.", code="document_not_ready")
-        return documents
+        return session, documents
 
     def _together(self, documents: Sequence[DocumentRow]) -> Together | None:
         return self._gathering.of(documents) if len(documents) > 1 else None
@@ -134,3 +138,9 @@ class Preparation:
                 "This session's earlier answers were given by another model or prompt: begin a new session.",
                 code="model_changed",
             )
+
+
+def instructed(question: str, instructions: str) -> str:
+    """What the model is asked. Instructions are part of the question, not of the text before the document, which stays
+    as it is: so any session can have its own, and nothing is computed again."""
+    return f"{instructions}\n\n{question}" if instructions else question

@@ -16,12 +16,17 @@ from service.core.files import Files
 from service.core.health import Readiness
 from service.core.ingestion import Ingestion
 from service.core.jobs import Jobs
+from service.core.keys import Keys, admin_token, install_admin_key
 from service.core.leases import Leases
+from service.core.permits import Permits
 from service.core.policies import Policies
 from service.core.progress import ProgressBoard
+from service.core.quotas import DAY_S, Quotas
+from service.core.rates import LocalBuckets, Rates, RedisBuckets
 from service.core.rebuilding import Rebuilder
 from service.core.recovery import recover
 from service.core.retention import Bounds
+from service.core.sharing import Sharing
 from service.core.snapshots import Snapshots
 from service.core.together import Gathering
 from service.core.uploads import Uploads
@@ -50,6 +55,10 @@ class Services:
     deletion: Deletion
     conversations: Conversations
     readiness: Readiness
+    keys: Keys
+    sharing: Sharing
+    permits: Permits
+    rates: Rates
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -63,8 +72,11 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
     )
     artifacts = Artifacts(adapters.engine, adapters.store, files)
     leases = Leases(adapters.db, adapters.clock, alone=not settings.is_shared, lease_s=settings.lease_s)
-    services = _services(adapters, files, artifacts, board, leases)
+    services = _services(adapters, files, artifacts, board, leases, _rates(stack, settings))
     services.deletion.listeners.append(services.conversations.document_removed)
+    await install_admin_key(adapters.db, admin_token(settings), adapters.clock.now())
+    stack.push_async_callback(services.keys.close)
+    services.keys.start()
     await leases.register()
     stack.push_async_callback(leases.close)
     await recover(adapters.db, services.deletion, artifacts, files, alone=leases.alone)
@@ -78,7 +90,9 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
         stack.push_async_callback(watch.close)
         watch.start()
     leases.start()
-    sweeper = Sweeper(services.deletion, settings.sweep_interval_s)
+    sweeper = Sweeper(
+        services.deletion, settings.sweep_interval_s, adapters.db, adapters.clock, settings.audit_days * DAY_S
+    )
     stack.push_async_callback(sweeper.close)
     sweeper.start()
     rebuilder = Rebuilder(adapters.db, adapters.engine, services.snapshots, settings.sweep_interval_s)
@@ -87,7 +101,9 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
     return services
 
 
-def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: ProgressBoard, leases: Leases) -> Services:
+def _services(
+    adapters: Adapters, files: Files, artifacts: Artifacts, board: ProgressBoard, leases: Leases, rates: Rates
+) -> Services:
     db, engine, clock, settings = adapters.db, adapters.engine, adapters.clock, adapters.settings
     policies = Policies(engine, _bounds(settings))
     ingestion = Ingestion(
@@ -105,20 +121,44 @@ def _services(adapters: Adapters, files: Files, artifacts: Artifacts, board: Pro
     snapshots = Snapshots(db, engine, adapters.prompts, board, policies, leases, artifacts.remove)
     jobs = Jobs(db, ingestion, artifacts, board, clock, leases)
     deletion = Deletion(db, jobs, snapshots, artifacts, board, clock, alone=leases.alone)
+    conversations = _conversations(adapters, snapshots, leases)
+    keys = Keys(db, clock)
     return Services(
         settings=settings,
         clock=clock,
         db=db,
         engine=engine,
         documents=DocumentService(db, files, jobs, deletion, artifacts, board, clock),
-        uploads=Uploads(db, files, jobs, deletion, policies, clock, leases),
+        uploads=Uploads(db, files, jobs, deletion, policies, clock, leases, _quotas(settings)),
         snapshots=snapshots,
         jobs=jobs,
         leases=leases,
         deletion=deletion,
-        conversations=_conversations(adapters, snapshots, leases),
+        conversations=conversations,
         readiness=Readiness(settings, db, engine, clock),
+        keys=keys,
+        sharing=Sharing(db, conversations.sessions, clock),
+        permits=Permits(db, keys, clock),
+        rates=rates,
     )
+
+
+def _quotas(settings: Settings) -> Quotas:
+    return Quotas(
+        settings.quota_documents, settings.quota_bytes, settings.quota_tokens_per_day, settings.quota_questions
+    )
+
+
+def _rates(stack: AsyncExitStack, settings: Settings) -> Rates:
+    """Counted in the fleet's Redis where there is one and a rate is set."""
+    buckets: LocalBuckets | RedisBuckets = LocalBuckets()
+    if settings.fleet_url and settings.rate_per_minute:
+        from service.engine.fleet.link import Link
+
+        link = Link(settings.fleet_url)
+        stack.push_async_callback(link.close)
+        buckets = RedisBuckets(link)
+    return Rates(settings.rate_per_minute, settings.rate_burst, buckets)
 
 
 def _bounds(settings: Settings) -> Bounds:
@@ -140,7 +180,7 @@ def _conversations(adapters: Adapters, snapshots: Snapshots, leases: Leases) -> 
         prompt=adapters.prompts.template,
         prompt_digest=adapters.prompts.digest,
         clock=adapters.clock,
-        limits=Limits(settings.queue_limit, settings.disconnect_grace_s, settings.max_answer_tokens),
+        limits=Limits(settings.queue_limit, settings.disconnect_grace_s, settings.max_answer_tokens, _quotas(settings)),
         gathering=Gathering(
             adapters.engine,
             _bounds(settings),

@@ -2,15 +2,19 @@
 
 from service.core.admission import SESSION_BUSY
 from service.core.answer_run import Job, error_of
+from service.core.audit import record
 from service.core.clock import Clock
 from service.core.context import pack_ids, pack_spans
 from service.core.leases import Leases
 from service.core.outages import through_outages
+from service.core.quotas import Quotas, count_tokens
+from service.core.repeats import Repeat, Repeated
 from service.core.results import Outcome, columns_of, result_of
 from service.core.streams import StreamEvent, closing_events
 from service.core.turn_kv import TurnKV
 from service.db.engine import Database
 from service.db.models import TurnRow
+from service.db.repositories import UnitOfWork
 from service.errors import Conflict, DatabaseUnavailable, NotFound, ServiceError, StorageFull, Unavailable
 
 INTERRUPTED = "interrupted"
@@ -26,8 +30,11 @@ class TakenOver(Unavailable):
 class TurnLog:
     """Rows of turns over the life of an answer. Each write is one transaction."""
 
-    def __init__(self, database: Database, turn_kv: TurnKV, clock: Clock, leases: Leases) -> None:
+    def __init__(
+        self, database: Database, turn_kv: TurnKV, clock: Clock, leases: Leases, quotas: Quotas | None = None
+    ) -> None:
         self._database = database
+        self._quotas = quotas or Quotas()
         self._turn_kv = turn_kv
         self._clock = clock
         self._leases = leases
@@ -39,9 +46,14 @@ class TurnLog:
         async with self._database.writing() as uow:
             return await uow.turns.fail_running(INTERRUPTED, INTERRUPTED_DETAIL)
 
-    async def begin(self, job: Job) -> None:
-        """Add the turn as `running`. Raises NotFound when the session is gone, StorageFull, and Conflict when another
-        process answers in it."""
+    async def answered(self, session_id: str, repeat: Repeat) -> str | None:
+        """The answer that a request has begun before, unless it failed. Raises Invalid for another request's key."""
+        async with self._database.reading() as uow:
+            return await _answered(uow, session_id, repeat)
+
+    async def begin(self, job: Job, repeat: Repeat | None = None) -> None:
+        """Add the turn as `running`. Raises NotFound when the session is gone, StorageFull, LimitReached, Conflict when
+        another process answers in it, and Repeated when the same request has begun another answer meanwhile."""
         await self._leases.require()
         now, job.lease = self._clock.now(), self._leases.owner
         async with self._database.writing() as uow:
@@ -49,6 +61,11 @@ class TurnLog:
                 raise NotFound("There is no such session.")
             if not self._leases.alone and await uow.turns.is_running_elsewhere(job.session_id, job.lease):
                 raise Conflict(SESSION_BUSY, code="session_busy")
+            await self._quotas.check_question(uow, job.owner_id, now)
+            if repeat is not None:
+                if (answer_id := await _answered(uow, job.session_id, repeat)) is not None:
+                    raise Repeated(answer_id)
+                await repeat.keep(uow, job.answer_id, now)
             # One left over in this session was not stored at its end, when the disk was full.
             await uow.turns.fail_running(INTERRUPTED, INTERRUPTED_DETAIL, session_id=job.session_id)
             await uow.turns.add(
@@ -64,6 +81,7 @@ class TurnLog:
                 )
             )
             await uow.sessions.touch(job.session_id, now)
+            await record(uow, now, job.owner_id, "ask", job.answer_id, job.session_id)
 
     async def fail(self, turn: TurnRow, lease: str) -> None:
         """End a turn of another process that nobody can go on with."""
@@ -86,7 +104,7 @@ class TurnLog:
             error: ServiceError = NotFound("The session or its document was deleted meanwhile.")
         except (StorageFull, DatabaseUnavailable) as refused:
             error = refused
-        await self._turn_kv.delete(job.owner_id, [job.answer_id])
+        await self._turn_kv.delete(job.context.document.owner_id, [job.answer_id])
         turn.status, turn.error_code, turn.error_detail = "failed", error.code, error.detail
         return turn
 
@@ -98,13 +116,22 @@ class TurnLog:
             values |= {"spans": pack_spans(outcome.spans)}
         else:
             values |= {"kv_id": None}
+        n_computed = values["usage"].get("prefilled_tokens", 0) + values["usage"].get("completion_tokens", 0)
         async with self._database.writing() as uow:
-            await uow.sessions.touch(job.session_id, self._clock.now())
+            now = self._clock.now()
+            await uow.sessions.touch(job.session_id, now)
+            await count_tokens(uow, job.owner_id, n_computed, now)
             return await uow.turns.finish(job.answer_id, held_by=job.lease, **values)
 
     async def _is_there(self, job: Job) -> bool:
         async with self._database.reading() as uow:
             return await uow.turns.get(job.session_id, job.answer_id) is not None
+
+
+async def _answered(uow: UnitOfWork, session_id: str, repeat: Repeat) -> str | None:
+    answer_id = await repeat.target(uow)
+    turn = await uow.turns.get(session_id, answer_id) if answer_id else None
+    return turn.id if turn is not None and turn.status != "failed" else None
 
 
 def taken_over() -> TakenOver:

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from ingest.errors import EmptyDocument, IngestError
 from ingest.sniff import sniff
+from service.core.audit import record
 from service.core.clock import Clock
 from service.core.deletion import Deletion, expired
 from service.core.files import Files, IncomingFile
@@ -14,6 +15,8 @@ from service.core.ids import new_id
 from service.core.jobs import Jobs
 from service.core.leases import Leases
 from service.core.policies import Policies
+from service.core.quotas import Quotas
+from service.core.repeats import Repeat
 from service.core.wishes import Wish, parse_wish
 from service.db.engine import Database
 from service.db.errors import AlreadyExists
@@ -50,7 +53,9 @@ class Uploads:
         policies: Policies,
         clock: Clock,
         leases: Leases,
+        quotas: Quotas | None = None,
     ) -> None:
+        self._quotas = quotas or Quotas()
         self._db = db
         self._files = files
         self._jobs = jobs
@@ -65,9 +70,16 @@ class Uploads:
         return document_id, self._files.begin(document_id, announced_nbytes)
 
     async def complete(
-        self, owner_id: str, document_id: str, file: IncomingFile, settings: UploadSettings
+        self,
+        owner_id: str,
+        document_id: str,
+        file: IncomingFile,
+        settings: UploadSettings,
+        *,
+        repeat_key: str | None = None,
     ) -> tuple[DocumentRow, bool]:
-        """The document and whether it is new. Raises Invalid, Unsupported, StorageFull."""
+        """The document and whether it is new: the same bytes with the same settings, or the same upload with the same
+        `repeat_key`, make none. Raises Invalid, Unsupported, LimitReached, StorageFull."""
         check_settings(settings)
         wish = parse_wish(settings.retention)
         self._policies.check(wish)
@@ -75,29 +87,38 @@ class Uploads:
         await file.finish()
         await self._leases.require()
         row = self._row(owner_id, document_id, file, settings, wish, media_type)
+        repeat = None
+        if repeat_key is not None:
+            repeat = Repeat("upload", owner_id, repeat_key, row.dedupe_key, row.title, row.filename)
         while True:
-            existing = await self._existing(row)
+            existing = await self._existing(row, repeat)
             if existing is not None:
                 file.discard()
                 return existing, False
-            if await self._insert(row, file):
+            if await self._insert(row, file, repeat):
                 self._jobs.submit(row, settings.password)
                 return row, True
 
-    async def _existing(self, row: DocumentRow) -> DocumentRow | None:
+    async def _existing(self, row: DocumentRow, repeat: Repeat | None) -> DocumentRow | None:
         async with self._db.reading() as uow:
-            existing = await uow.documents.by_dedupe_key(row.owner_id, row.dedupe_key)
+            made = await repeat.target(uow) if repeat else None
+            existing = await uow.documents.get(made, row.owner_id) if made else None
+            existing = existing or await uow.documents.by_dedupe_key(row.owner_id, row.dedupe_key)
         if existing is not None and expired(existing, self._clock.now()):
             await self._deletion.delete(existing.owner_id, existing.id)
             return None
         return existing
 
-    async def _insert(self, row: DocumentRow, file: IncomingFile) -> bool:
+    async def _insert(self, row: DocumentRow, file: IncomingFile, repeat: Repeat | None) -> bool:
         """False when the same upload was faster: the unique key decides."""
         file.keep()
         try:
             async with self._db.writing() as uow:
+                await self._quotas.check_upload(uow, row.owner_id, row.nbytes, row.created_at)
                 await uow.documents.add(row)
+                if repeat is not None:
+                    await repeat.keep(uow, row.id, row.created_at)
+                await record(uow, row.created_at, row.owner_id, "upload", row.id)
         except AlreadyExists:
             file.unkeep()
             return False

@@ -95,6 +95,8 @@ class SessionRow(Base):
     owner_id: Mapped[str] = mapped_column(String(64))
     document_id: Mapped[str] = mapped_column(ForeignKey("documents.id", ondelete="CASCADE"))
     title: Mapped[str] = mapped_column(default="")
+    instructions: Mapped[str] = mapped_column(default="", server_default="")
+    """How its answers are wanted: said with every question, after the document."""
     forked_from: Mapped[str | None] = mapped_column(default=None)
     created_at: Mapped[float]
     updated_at: Mapped[float]

@@ -84,7 +84,9 @@ def test_api_and_worker_apart(place: Place, redis: Service, s3: S3Server) -> Non
         api.until_healthy()
         assert " serves " in worker.check().stdout
         url = f"http://127.0.0.1:{place.extra['API_PORT']}"
-        with httpx.Client(base_url=url, timeout=120) as client:
+        key = (place.directory / "secrets" / "preread_admin_key").read_text().strip()
+        assert httpx.get(f"{url}/v1/documents").status_code == 401
+        with httpx.Client(base_url=url, timeout=120, headers={"Authorization": f"Bearer {key}"}) as client:
             assert client.get("/health/ready").json()["engine"] == "fake"
             document = client.post("/v1/documents", files={"file": ("a.txt", TEXT)}).json()["id"]
             until(lambda: client.get(f"/v1/documents/{document}").json()["status"] == "ready", "it is not read")

@@ -13,6 +13,7 @@ from ingest.model import Document, MediaType, Page
 from service.app import create_app
 from service.core.adapters import Given
 from service.core.clock import FakeClock
+from service.core.key_ring import KeyRing
 from service.core.prompts import fake_prompts
 from service.engine.fake import FakeEngine
 from service.settings import Settings
@@ -186,3 +187,25 @@ def reader():
 @pytest.fixture
 def store():
     return Store()
+
+
+@pytest.fixture
+def person():
+    """Makes a key, and gives a client's headers with it. From then on the server wants keys."""
+
+    async def make(services, user="ann", organization="acme", scopes=("manage",), ttl_s=None):
+        ring = KeyRing(services.db, services.clock)
+        made, token = await ring.create(user=user, organization=organization, scopes=scopes, ttl_s=ttl_s)
+        services.keys.look_again()
+        return Person(made, {"Authorization": f"Bearer {token}"})
+
+    return make
+
+
+class Person:
+    """A key, and the headers of whoever has it."""
+
+    def __init__(self, made, headers):
+        self.key_id = made.row.id
+        self.user_id = made.row.user_id
+        self.headers = headers

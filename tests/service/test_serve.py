@@ -99,6 +99,7 @@ def test_others_must_be_let_in_on_purpose(settings, host):
     with pytest.raises(Invalid, match="API keys"):
         check_address(settings.model_copy(update={"host": host}))
     check_address(settings.model_copy(update={"host": host, "allow_remote": True}))
+    check_address(settings.model_copy(update={"host": host}), protected=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

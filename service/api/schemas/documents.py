@@ -81,8 +81,9 @@ class DocumentError(msgspec.Struct, frozen=True):
 
 
 class DocumentBody(msgspec.Struct, frozen=True):
-    """A document. `warnings` are sentences about pages that cannot be asked about. `retention` is what was asked for,
-    `snapshot.retention` what was chosen."""
+    """A document. `access`: what you may do with it, everything as its `owner`, `ask`, or only `read`. `warnings` are
+    sentences about pages that cannot be asked about. `retention` is what was asked for, `snapshot.retention` what was
+    chosen."""
 
     id: str
     title: str
@@ -97,6 +98,7 @@ class DocumentBody(msgspec.Struct, frozen=True):
     snapshot: SnapshotBody
     retention: dict[str, Any]
     visibility: str
+    access: str
     pinned: bool
     warnings: list[str]
     created_at: datetime
@@ -172,6 +174,7 @@ def document_body(view: DocumentView) -> DocumentBody:
         snapshot=_snapshot_body(row, view.tiers),
         retention=row.retention,
         visibility=row.visibility,
+        access=view.access,
         pinned=row.pinned,
         warnings=row.warnings,
         created_at=shown_exactly(row.created_at),

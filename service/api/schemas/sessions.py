@@ -8,24 +8,30 @@ import msgspec
 
 from service.api.schemas.questions import AnswerBody, answer_body
 from service.api.schemas.times import shown_exactly
+from service.core.sessions import MAX_INSTRUCTIONS_CHARS
 from service.db.models import SessionRow, TurnRow
 
 MAX_TITLE_CHARS = 300
+Instructions = Annotated[str, msgspec.Meta(max_length=MAX_INSTRUCTIONS_CHARS)]
 Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE_CHARS)]
 
 
 class NewSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`document_ids` names one or several documents that are ready, each once."""
+    """`document_ids` names one or several documents that are ready, each once. `instructions`: how answers are wanted
+    (language, length, style); they come after the document, with every question."""
 
     document_ids: list[str]
     title: Title = ""
+    instructions: Instructions = ""
 
 
 class ForkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`after_turn`: the id of the last answer to take over; the session's last one when left out."""
+    """`after_turn`: the id of the last answer to take over; the session's last one when left out. `title` and
+    `instructions`: as before when left out."""
 
     after_turn: str | None = None
     title: Title | None = None
+    instructions: Instructions | None = None
 
 
 class TurnError(msgspec.Struct, frozen=True):
@@ -62,6 +68,7 @@ class SessionBody(msgspec.Struct, frozen=True):
     id: str
     document_ids: list[str]
     title: str
+    instructions: str
     forked_from: str | None
     created_at: datetime
     updated_at: datetime
@@ -94,6 +101,7 @@ def _fields(row: SessionRow) -> dict[str, Any]:
         "id": row.id,
         "document_ids": row.document_ids,
         "title": row.title,
+        "instructions": row.instructions,
         "forked_from": row.forked_from,
         "created_at": shown_exactly(row.created_at),
         "updated_at": shown_exactly(row.updated_at),

@@ -5,9 +5,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from service.db.repositories.deletions import Deletions
 from service.db.repositories.documents import Documents
 from service.db.repositories.pages import Pages
+from service.db.repositories.people import People
 from service.db.repositories.processes import Processes
 from service.db.repositories.rebuilds import Rebuilds
+from service.db.repositories.records import Records
 from service.db.repositories.sessions import Sessions
+from service.db.repositories.shares import Shares
 from service.db.repositories.turns import Turns
 
 
@@ -18,11 +21,17 @@ class UnitOfWork:
         self.session = session
         self.documents = Documents(session)
         self.pages = Pages(session)
+        self.people = People(session)
         self.deletions = Deletions(session)
         self.processes = Processes(session)
         self.rebuilds = Rebuilds(session)
+        self.records = Records(session)
         self.sessions = Sessions(session)
+        self.shares = Shares(session)
         self.turns = Turns(session)
 
 
-__all__ = ["Deletions", "Documents", "Pages", "Processes", "Rebuilds", "Sessions", "Turns", "UnitOfWork"]
+__all__ = [
+    "Deletions", "Documents", "Pages", "People", "Processes", "Rebuilds", "Records", "Sessions", "Shares", "Turns",
+    "UnitOfWork",
+]  # fmt: skip

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.errors import AlreadyExists
 from service.db.models import DocumentRow, ProcessRow, SessionDocumentRow, SessionRow
+from service.db.repositories.shares import shared_documents
 
 _IS_FREE = or_(DocumentRow.lease_owner.is_(None), DocumentRow.lease_owner.not_in(select(ProcessRow.id)))
 
@@ -38,9 +39,14 @@ class Documents:
             select(DocumentRow).where(DocumentRow.owner_id == owner_id, DocumentRow.dedupe_key == dedupe_key)
         )
 
-    async def page(self, owner_id: str, *, limit: int, after: DocumentRow | None) -> Sequence[DocumentRow]:
-        """Newest first, from just after the row `after`."""
+    async def page(
+        self, owner_id: str, *, limit: int, after: DocumentRow | None, shared_at: float | None = None
+    ) -> Sequence[DocumentRow]:
+        """Newest first, from just after the row `after`; with a time, those of others that are shared with them."""
         query = select(DocumentRow).where(DocumentRow.owner_id == owner_id)
+        if shared_at is not None:
+            shared = shared_documents(owner_id, shared_at).subquery().select()
+            query = select(DocumentRow).where(DocumentRow.owner_id != owner_id, DocumentRow.id.in_(shared))
         if after is not None:
             same_time = and_(DocumentRow.created_at == after.created_at, DocumentRow.id < after.id)
             query = query.where(or_(DocumentRow.created_at < after.created_at, same_time))
@@ -137,6 +143,13 @@ class Documents:
             await self._session.execute(delete(SessionRow).where(SessionRow.id.in_(sessions)))
             await self._session.delete(row)
             await self._session.flush()
+
+    async def held_by_owner(self, owner_id: str) -> tuple[int, int]:
+        """How many documents an owner has, and their bytes, without those that failed or were cancelled."""
+        counted = select(func.count(), func.coalesce(func.sum(DocumentRow.nbytes), 0))
+        query = counted.where(DocumentRow.owner_id == owner_id, DocumentRow.status.not_in(("failed", "cancelled")))
+        count, nbytes = (await self._session.execute(query)).one()
+        return count, int(nbytes)
 
     async def counts(self) -> dict[str, int]:
         """How many there are of each status."""

@@ -6,6 +6,7 @@ from sqlalchemy import and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.models import DocumentRow, SessionDocumentRow, SessionRow
+from service.db.repositories.shares import shared_documents
 
 
 class Sessions:
@@ -18,14 +19,23 @@ class Sessions:
         self._session.add(row)
         await self._session.flush()
 
-    async def get(self, session_id: str, owner_id: str) -> SessionRow | None:
-        query = select(SessionRow).where(SessionRow.id == session_id, SessionRow.owner_id == owner_id)
+    async def get(self, session_id: str, owner_id: str | None) -> SessionRow | None:
+        query = select(SessionRow).where(SessionRow.id == session_id)
+        if owner_id is not None:
+            query = query.where(SessionRow.owner_id == owner_id)
         return await self._session.scalar(query)
 
+    async def of_owner(self, owner_id: str) -> list[str]:
+        """Ids of all of them."""
+        return list((await self._session.scalars(select(SessionRow.id).where(SessionRow.owner_id == owner_id))).all())
+
     async def page(self, owner_id: str, *, limit: int, after: SessionRow | None, now: float) -> Sequence[SessionRow]:
-        """Newest first, from just after the row `after`, without those of a document whose time is over at `now`."""
+        """Newest first, from just after the row `after`, without those of a document whose time is over at `now`, or
+        that is not shared with the owner any more."""
         over = and_(DocumentRow.expires_at <= now, DocumentRow.pinned.is_(False))
-        gone = select(SessionDocumentRow.session_id).join(DocumentRow).where(over)
+        shared = DocumentRow.id.in_(shared_documents(owner_id, now).subquery().select())
+        lost = and_(DocumentRow.owner_id != owner_id, ~shared)
+        gone = select(SessionDocumentRow.session_id).join(DocumentRow).where(or_(over, lost))
         query = select(SessionRow).where(SessionRow.owner_id == owner_id, SessionRow.id.not_in(gone))
         if after is not None:
             same_time = and_(SessionRow.created_at == after.created_at, SessionRow.id < after.id)

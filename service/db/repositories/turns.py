@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import undefer
 
 from service.db.models import DocumentRow, ProcessRow, SessionRow, TurnRow
+from service.db.people import ShareRow
 
 _IN_CONTEXT = or_(TurnRow.status == "done", and_(TurnRow.status == "cancelled", TurnRow.kv_id.is_not(None)))
 _IS_FREE = or_(TurnRow.lease_owner.is_(None), TurnRow.lease_owner.not_in(select(ProcessRow.id)))
@@ -63,6 +64,14 @@ class Turns:
         """Ids of the answers that run in a session."""
         query = select(TurnRow.id).where(TurnRow.session_id == session_id, TurnRow.status == "running")
         return list((await self._session.scalars(query)).all())
+
+    async def running_for(self, user_id: str) -> int:
+        """How many answers run in sessions of a user, and in those of links that the user made."""
+        links = select(ShareRow.id).where(ShareRow.created_by == user_id, ShareRow.kind == "link")
+        theirs = or_(SessionRow.owner_id == user_id, SessionRow.owner_id.in_(links))
+        running = literal_column("turns.status") == literal_column("'running'")
+        query = select(func.count()).select_from(TurnRow).join(SessionRow, SessionRow.id == TurnRow.session_id)
+        return await self._session.scalar(query.where(running, theirs)) or 0
 
     async def free(self, *, limit: int) -> list[tuple[TurnRow, str]]:
         """Running answers that no process carries, with the owners of their sessions."""

@@ -96,7 +96,7 @@ async def test_a_removed_document_takes_its_pages_sessions_and_turns(db):
         await uow.session.flush()
         uow.session.add(TurnRow(id="a", session_id="s", ordinal=1, question="q", created_at=1.0, kv_id="kv"))
     async with db.writing() as uow:
-        assert await uow.deletions.turns_of("doc_1") == [("kv", 1)]
+        assert await uow.deletions.turns_of("doc_1") == [("o", "kv", 1)]
         await uow.documents.remove("doc_1")
     async with db.reading() as uow:
         assert await uow.pages.all("doc_1") == []

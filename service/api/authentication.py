@@ -1,0 +1,64 @@
+"""Who a request comes from: the key in `Authorization: Bearer`, looked at before there is a route or a body.
+
+It stands around the router, so that an address without a route tells nothing either, and no handler can be forgotten.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from service.api.problems import PROBLEM_JSON, headers_of, problem_of
+from service.core.audit import acting_with
+from service.core.keys import LOCAL_PRINCIPAL
+from service.core.services import Services
+from service.errors import ServiceError, Unauthenticated
+
+_OPEN = ("/health/live", "/health/ready")
+"""What needs no key: load balancers have none."""
+
+
+class Authenticated:
+    """Lets through whom the database knows, and says to the handlers who it is."""
+
+    def __init__(self, app: ASGIApp, services: Callable[[], Services]) -> None:
+        self._app = app
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        principal = LOCAL_PRINCIPAL
+        if scope["path"].rstrip("/") not in _OPEN:
+            services = self._services()
+            try:
+                principal = await services.keys.principal(_token(scope))
+                await services.rates.require(principal.account)
+            except ServiceError as error:
+                await _refuse(error, scope, send)
+                return
+        scope["state"]["principal"] = principal
+        with acting_with(principal.key_id):
+            await self._app(scope, receive, send)
+
+
+def _token(scope: Any) -> str | None:
+    """What follows `Bearer`; None without such a header, or with another kind."""
+    given = [value.decode("latin1") for name, value in scope["headers"] if name == b"authorization"]
+    if not given:
+        return None
+    kind, _, token = given[0].partition(" ")
+    if len(given) > 1 or kind.lower() != "bearer":
+        raise Unauthenticated("Send one header `Authorization: Bearer KEY`.", code="invalid_key")
+    return token.strip()
+
+
+async def _refuse(error: ServiceError, scope: Any, send: Send) -> None:
+    problem = problem_of(error, scope.get("state", {}).get("request_id", ""))
+    body = msgspec.json.encode(problem)
+    headers = {"content-type": PROBLEM_JSON, "content-length": str(len(body)), **headers_of(error)}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,78 @@
+"""What others may see, and who they are."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, delete, or_, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from service.db.errors import AlreadyExists
+from service.db.models import SessionDocumentRow
+from service.db.people import ShareRow, UserRow
+
+
+class Shares:
+    """Rows of `shares`. `who` is the id of a user, or of a link."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def add(self, row: ShareRow) -> None:
+        """Raises AlreadyExists when it is shared with them already."""
+        self._session.add(row)
+        try:
+            await self._session.flush()
+        except IntegrityError as error:
+            raise AlreadyExists(row.subject) from error
+
+    async def get(self, share_id: str) -> ShareRow | None:
+        return await self._session.scalar(select(ShareRow).where(ShareRow.id == share_id))
+
+    async def of_document(self, document_id: str) -> Sequence[ShareRow]:
+        return await self._all(ShareRow.document_id == document_id)
+
+    async def of_session(self, session_id: str) -> Sequence[ShareRow]:
+        return await self._all(ShareRow.session_id == session_id)
+
+    async def with_subject(self, *, document_id: str | None, session_id: str | None, subject: str) -> ShareRow | None:
+        query = select(ShareRow).where(ShareRow.subject == subject)
+        target = ShareRow.document_id == document_id if document_id else ShareRow.session_id == session_id
+        return await self._session.scalar(query.where(target))
+
+    async def remove(self, share_id: str) -> None:
+        await self._session.execute(delete(ShareRow).where(ShareRow.id == share_id))
+
+    async def document_access(self, who: str, document_id: str, now: float) -> str | None:
+        """`read` or `ask` when a document, or a session about it, is shared with them. It asks the same of the
+        database whether there is such a document or not."""
+        about = select(SessionDocumentRow.session_id).where(SessionDocumentRow.document_id == document_id)
+        target = or_(ShareRow.document_id == document_id, ShareRow.session_id.in_(about))
+        return await self._access(who, target, now)
+
+    async def session_access(self, who: str, session_id: str, now: float) -> str | None:
+        """`read` or `ask` when a session is shared with them."""
+        return await self._access(who, ShareRow.session_id == session_id, now)
+
+    async def _access(self, who: str, target: ColumnElement[bool], now: float) -> str | None:
+        query = select(ShareRow.access).where(is_for(who, now), target).distinct()
+        return max((await self._session.scalars(query)).all(), key=("read", "ask").index, default=None)
+
+    async def _all(self, condition: ColumnElement[bool]) -> Sequence[ShareRow]:
+        query = select(ShareRow).where(condition).order_by(ShareRow.created_at, ShareRow.id)
+        return (await self._session.scalars(query)).all()
+
+
+def is_for(who: str, now: float) -> ColumnElement[bool]:
+    """Whether a share is meant for them, by their name, their organization or their link, and lasts still."""
+    theirs = select(UserRow.organization_id).where(UserRow.id == who).scalar_subquery()
+    lasts = or_(ShareRow.expires_at.is_(None), ShareRow.expires_at > now)
+    return or_(ShareRow.subject == who, ShareRow.subject == theirs) & lasts
+
+
+def shared_documents(who: str, now: float):
+    """A selection of the ids of all documents that are shared with them."""
+    by_session = select(SessionDocumentRow.document_id).join(
+        ShareRow, ShareRow.session_id == SessionDocumentRow.session_id
+    )
+    directly = select(ShareRow.document_id).where(ShareRow.document_id.is_not(None), is_for(who, now))
+    return directly.union(by_session.where(is_for(who, now)))
