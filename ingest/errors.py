@@ -2,16 +2,20 @@
 
     IngestError
     ├── EmptyDocument           empty_document      no bytes, no pages, or nothing on them
-    ├── UnsupportedType         unsupported_type    not a PDF, Markdown or text file
+    ├── UnsupportedType         unsupported_type    none of the formats that are read
     ├── Unreadable
     │   ├── Encrypted           encrypted           a password is needed
     │   │   └── WrongPassword   wrong_password      the given one does not open it
+    │   ├── Protected           protected           a password or a shop's protection, and no way to open it here
+    │   ├── HasMacros           has_macros          a Word document with a program in it
+    │   ├── UnsafeFile          unsafe_file         made to harm its reader: a bomb, or names that lead elsewhere
     │   ├── DamagedFile         damaged_file        its structure cannot be recovered
     │   ├── NoTextLayer         no_text_layer       scanned pages
     │   └── PoorText            poor_text           its characters cannot be read
     ├── LimitReached
     │   ├── TooManyPages        too_many_pages
     │   ├── TextTooLong         text_too_long
+    │   ├── ContentTooLarge     content_too_large   too much to unpack, or too much markup
     │   ├── ParserTimeout       parser_timeout
     │   └── ParserMemory        parser_memory
     ├── ParserCrashed           parser_crashed      the parser process died for no reason of ours
@@ -26,7 +30,19 @@ from typing import Any, ClassVar
 
 from ingest.words import some_pages
 
-CONVERT_HELP = "Convert it to PDF, Markdown or plain text and upload that."
+CONVERT_HELP = "Convert it to PDF, DOCX, HTML, EPUB, Markdown or plain text and upload that."
+_OCR_HELP = {
+    "off": "Text recognition is switched off here. Run it over the PDF first (for example `ocrmypdf`) and upload the result.",
+    "absent": (
+        "Run text recognition over the PDF first (for example `ocrmypdf`) and upload the result; or have Tesseract "
+        "installed where Preread runs (on Debian `apt-get install tesseract-ocr`), which then reads such pages."
+    ),
+    "no_language": (
+        "Tesseract is installed without the languages asked for: install them (on Debian for example "
+        "`apt-get install tesseract-ocr-eng`) or change PREREAD_OCR_LANGUAGES, and upload the PDF again."
+    ),
+    "tried": "Text recognition found no words on them. Scan them again, at 300 dots per inch and upright.",
+}
 
 
 @dataclass(eq=False)
@@ -91,6 +107,42 @@ class WrongPassword(Encrypted):
 
 
 @dataclass(eq=False)
+class Protected(Unreadable):
+    """`kind` names the format."""
+
+    code: ClassVar[str] = "protected"
+    kind: str
+
+    def __str__(self) -> str:
+        return (
+            f"This {self.kind} is protected and cannot be opened here. Open it in the program that it was made for, save "
+            "it without a password or other protection, and upload that."
+        )
+
+
+@dataclass(eq=False)
+class HasMacros(Unreadable):
+    code: ClassVar[str] = "has_macros"
+
+    def __str__(self) -> str:
+        return "The Word document contains macros. Save it as a document without macros (DOCX), and upload that."
+
+
+@dataclass(eq=False)
+class UnsafeFile(Unreadable):
+    """`reason` is a phrase of ours, never of the file."""
+
+    code: ClassVar[str] = "unsafe_file"
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"The file was not opened, because {self.reason}. If it comes from someone you trust, save it again "
+            "with the program that it was made with, or convert it to PDF, and upload that."
+        )
+
+
+@dataclass(eq=False)
 class DamagedFile(Unreadable):
     """`reason` is a phrase of ours, never of the file."""
 
@@ -105,16 +157,18 @@ class DamagedFile(Unreadable):
 
 @dataclass(eq=False)
 class NoTextLayer(Unreadable):
-    """`n_without` of `n_pages` pages show something but have no text."""
+    """`n_without` of `n_pages` pages show something but have no text. `recognition` says why that of this machine did
+    not help: ``off``, ``absent``, ``no_language``, ``tried``."""
 
     code: ClassVar[str] = "no_text_layer"
     n_without: int
     n_pages: int
+    recognition: str = "off"
 
     def __str__(self) -> str:
         return (
             f"{some_pages(self.n_without, self.n_pages, 'has', 'have')} no text layer; probably scanned images. "
-            "Run text recognition over the PDF first (for example `ocrmypdf`) and upload the result."
+            f"{_OCR_HELP.get(self.recognition, _OCR_HELP['off'])}"
         )
 
 
@@ -158,6 +212,22 @@ class TextTooLong(LimitReached):
         return (
             f"The document's text is longer than the limit of {self.limit_nbytes:,} bytes. "
             "Split it and upload the parts."
+        )
+
+
+@dataclass(eq=False)
+class ContentTooLarge(LimitReached):
+    """`what` is too large ("one page of HTML")."""
+
+    code: ClassVar[str] = "content_too_large"
+    what: str
+    nbytes: int
+    limit_nbytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"The document has {self.nbytes:,} bytes of {self.what}; the limit is {self.limit_nbytes:,}. "
+            "Split it and upload the parts, or convert it to PDF."
         )
 
 

@@ -8,6 +8,9 @@ class MediaType(StrEnum):
     """Kinds of document this version reads."""
 
     PDF = "application/pdf"
+    DOCX = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+    EPUB = "application/epub+zip"
+    HTML = "text/html"
     MARKDOWN = "text/markdown"
     TEXT = "text/plain"
 
@@ -17,7 +20,7 @@ class Page:
     """A page of a PDF, or a run of text where the format has no pages.
 
     `number` counts from 1. `label` is the page's own name where it differs from its number: a PDF's "iv", the
-    heading a Markdown page starts under. `text` may be empty (a blank page keeps its number).
+    heading a page of another format starts under. `text` may be empty (a blank page keeps its number).
     """
 
     number: int

@@ -55,10 +55,11 @@ def measure(number: int, raw: str, *, shows_something: bool = True) -> PageQuali
     return PageQuality(number, n_visible, n_meaningless, shows_something)
 
 
-def judge(pages: Sequence[PageQuality]) -> tuple[str, ...]:
+def judge(pages: Sequence[PageQuality], *, recognition: str = "off") -> tuple[str, ...]:
     """Warnings about the few bad pages of a usable document.
 
-    Raises EmptyDocument (nothing on any page), NoTextLayer or PoorText when most of it cannot be used.
+    `recognition` says for NoTextLayer what became of reading scanned pages. Raises EmptyDocument (nothing on any
+    page), NoTextLayer or PoorText when most of it cannot be used.
     """
     shown = [page for page in pages if not page.is_empty or page.shows_something]
     scanned = [page for page in shown if page.is_scanned]
@@ -66,7 +67,7 @@ def judge(pages: Sequence[PageQuality]) -> tuple[str, ...]:
     if not shown:
         raise EmptyDocument("text" if pages else "pages")
     if len(scanned) > EMPTY_PAGE_SHARE * len(shown) or not with_text:
-        raise NoTextLayer(len(scanned), len(pages))
+        raise NoTextLayer(len(scanned), len(pages), recognition)
     return _scan_warning(scanned, len(pages)) + _poor_warning(with_text, len(pages))
 
 

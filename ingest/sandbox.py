@@ -63,7 +63,7 @@ async def _parser_process(request: ParseRequest) -> AsyncIterator[asyncio.subpro
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-        env={"PYTHONPATH": _PACKAGE_ROOT, "PATH": os.defpath, "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"},
+        env=_environment(),
         start_new_session=True,
     )
     assert process.stdin is not None
@@ -76,6 +76,13 @@ async def _parser_process(request: ParseRequest) -> AsyncIterator[asyncio.subpro
         _kill_group(process)
         process.stdin.close()
         await asyncio.shield(process.wait())
+
+
+def _environment() -> dict[str, str]:
+    """As little as can be. Tesseract is found by the path of whoever starts the server."""
+    passed = {name: os.environ[name] for name in ("TESSDATA_PREFIX",) if name in os.environ}
+    path = os.environ.get("PATH", os.defpath)
+    return {**passed, "PYTHONPATH": _PACKAGE_ROOT, "PATH": path, "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
 
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:

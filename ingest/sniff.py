@@ -3,7 +3,7 @@
 import re
 
 from ingest.encoding import decode, looks_binary
-from ingest.errors import EmptyDocument, UnsupportedType
+from ingest.errors import EmptyDocument, IngestError, Protected, UnsupportedType
 from ingest.model import MediaType
 
 SNIFF_NBYTES = 64 * 1024
@@ -13,7 +13,6 @@ _PDF_JUNK_NBYTES = 1024
 """ISO 32000-1, implementation note 13: the header is looked for in this many bytes."""
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Microsoft Office document (DOC, XLS or PPT)"),
     (b"{\\rtf", "a rich text (RTF) document"),
     (b"%!PS", "a PostScript document"),
     (b"\x89PNG\r\n\x1a\n", "a PNG image"),
@@ -41,9 +40,14 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"fLaC", "a FLAC recording"),
     (b"\x1aE\xdf\xa3", "a Matroska video"),
 )
-_ZIP_CONTENTS: tuple[tuple[bytes, str], ...] = (
-    (b"application/epub+zip", "an EPUB book"),
-    (b"word/", "a Word document (DOCX)"),
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
+_ZIP_PARTS: tuple[tuple[bytes, MediaType], ...] = (
+    (b"mimetypeapplication/epub+zip", MediaType.EPUB),
+    (b"META-INF/container.xml", MediaType.EPUB),
+    (b"word/", MediaType.DOCX),
+)
+ZIP_CONTENTS: tuple[tuple[bytes, str], ...] = (
     (b"xl/", "an Excel workbook (XLSX)"),
     (b"ppt/", "a PowerPoint presentation (PPTX)"),
     (b"application/vnd.oasis.opendocument", "an OpenDocument file (ODT, ODS or ODP)"),
@@ -51,18 +55,29 @@ _ZIP_CONTENTS: tuple[tuple[bytes, str], ...] = (
 _PDF_HEADER = re.compile(rb"%PDF-\d\.\d")
 _PDF_OBJECT = re.compile(rb"\d+\s+\d+\s+obj\b")
 _HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
+_FIRST_TAG = re.compile(
+    r"\s*(?:<!--.*?-->\s*)*<(?:article|center|div|dl|font|h[1-6]|header|main|meta|nav|ol|p|section|span|style|table|title|ul)"
+    r"(?=[\s>])",
+    re.IGNORECASE | re.DOTALL,
+)
+_CLOSED_TAG = re.compile(r"</(?:a|b|div|em|font|h[1-6]|i|li|p|span|strong|style|table|td|title|tr|ul|ol)\s*>", re.IGNORECASE)
 _SVG = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!.*?>\s*)*<svg\b", re.I | re.S)
 
 
 def sniff(head: bytes) -> MediaType:
     """The kind of document whose first `SNIFF_NBYTES` bytes (or all, if fewer) are `head`.
 
-    Raises EmptyDocument for no bytes at all and UnsupportedType for anything but PDF and text.
+    Raises EmptyDocument for no bytes at all, Protected for an Office document with a password, and UnsupportedType for
+    whatever else is not read. A packed document may still turn out to be another: `Archive.kind` sees all of it.
     """
     if not head:
         raise EmptyDocument("bytes")
     if _is_pdf(head):
         return MediaType.PDF
+    if head.startswith(b"PK\x03\x04"):
+        return _zip_kind(head)
+    if head.startswith(_OLE):
+        raise _ole_error(head)
     if (binary := _binary_kind(head)) is not None:
         raise UnsupportedType(binary)
     return _text_kind(head)
@@ -80,9 +95,27 @@ def _is_pdf(head: bytes) -> bool:
     return not follows_text and _PDF_OBJECT.search(head, header.end()) is not None
 
 
+def _zip_kind(head: bytes) -> MediaType:
+    for mark, media_type in _ZIP_PARTS:
+        if mark in head:
+            return media_type
+    for mark, name in ZIP_CONTENTS:
+        if mark in head:
+            raise UnsupportedType(name)
+    if b"[Content_Types].xml" in head and len(head) >= SNIFF_NBYTES:
+        # An Office document whose first parts are pictures; which one, its list of parts at the end tells.
+        return MediaType.DOCX
+    raise UnsupportedType("a ZIP archive")
+
+
+def _ole_error(head: bytes) -> IngestError:
+    """An Office document with a password is packed like the old ones."""
+    if _ENCRYPTED_PACKAGE in head:
+        return Protected("Office document")
+    return UnsupportedType("an old Microsoft Office document (DOC, XLS or PPT), or one with a password")
+
+
 def _binary_kind(head: bytes) -> str | None:
-    if head.startswith(b"PK\x03\x04"):
-        return next((name for content, name in _ZIP_CONTENTS if content in head), "a ZIP archive")
     if head.startswith((b"PK\x05\x06", b"PK\x07\x08")):
         return "a ZIP archive"
     if head.startswith(b"MZ") and b"\0" in head[:256]:
@@ -101,10 +134,17 @@ def _text_kind(head: bytes) -> MediaType:
     if decoded is None or looks_binary(decoded.text):
         raise UnsupportedType("binary data")
     if _HTML.match(decoded.text):
-        raise UnsupportedType("an HTML page")
+        return MediaType.HTML
     if _SVG.match(decoded.text):
         raise UnsupportedType("an SVG image")
-    return MediaType.MARKDOWN if looks_like_markdown(decoded.text) else MediaType.TEXT
+    if looks_like_markdown(decoded.text):
+        return MediaType.MARKDOWN
+    return MediaType.HTML if _looks_like_html(decoded.text) else MediaType.TEXT
+
+
+def _looks_like_html(text: str) -> bool:
+    """A page without its frame: it begins with an element, and has several that are closed."""
+    return _FIRST_TAG.match(text) is not None and len(_CLOSED_TAG.findall(text)) >= 3
 
 
 _HEADING = re.compile(r"(?:\A|\n[ \t]*\n)(#{1,6}) +\S[^\n]*(?=\n[ \t]*(?:\n|[-*|>])|\s*\Z)")

@@ -93,6 +93,16 @@ class Settings(BaseSettings):
     parse_concurrency: int = Field(1, ge=1, le=16, description="Documents parsed at the same time.")
     parse_timeout_s: float = Field(900.0, gt=0, description="Longest time one document may be parsed.")
     parse_memory_bytes: int = Field(2 * GIB, gt=0, description="Memory of the parsing process.")
+    max_unpacked_bytes: int = Field(GIB, gt=0, description="What a packed document (DOCX, EPUB) may unpack to.")
+    max_markup_bytes: int = Field(
+        64 * MIB, gt=0, description="Largest part with text of a packed document, and largest page of HTML."
+    )
+    ocr_languages: str = Field(
+        "eng",
+        pattern=r"^[A-Za-z0-9_/]+(\+[A-Za-z0-9_/]+)*$",
+        description="Languages of scanned pages as Tesseract names them (`eng+deu`); `none`: scans are not read.",
+    )
+    ocr_page_timeout_s: float = Field(45.0, gt=0, description="Longest time text recognition has for one page.")
     answer_room_tokens: int = Field(768, gt=0, description="Tokens of the context kept free for question and answer.")
     segment_tokens: int = Field(
         2048, ge=256, description="Longest part in which a document that does not fit the context is read."

@@ -6,12 +6,12 @@ reader of the rendered document does not see (comments, tags) is not given to th
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
-from ingest.formats.text import PAGE_CHARS, split_pages
+from ingest.formats.sections import Section
+from ingest.formats.tables import table_text
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 _TITLE = re.compile(r"^title:[ \t]*[\"']?(.+?)[\"']?[ \t]*$", re.MULTILINE | re.IGNORECASE)
@@ -19,14 +19,6 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _BREAK_TAG = re.compile(r"<(?:br|/p|/div|/tr|/li|/h\d)\b[^>]*>", re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][^>]*>")
 _MAX_NESTING = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One block at the top level of the document; `level` is 1-6 for headings, else 0."""
-
-    text: str
-    level: int = 0
 
 
 def render(source: str) -> tuple[str | None, list[Section]]:
@@ -60,27 +52,6 @@ def _sections(body: str) -> list[Section]:
 def _section(node: SyntaxTreeNode) -> Section:
     level = int(node.tag[1]) if node.type == "heading" else 0
     return Section("\n".join(_block(node)).rstrip(), level)
-
-
-def paginate(sections: list[Section]) -> list[tuple[str | None, str]]:
-    """Pages as (heading it starts under, text).
-
-    A page ends when it is full, and before a heading once it is half full.
-    """
-    pages: list[tuple[str | None, str]] = []
-    held: list[str] = []
-    held_under = under = None
-    n_held = 0
-    for section in sections:
-        fits = n_held + len(section.text) <= PAGE_CHARS
-        if held and (not fits or (section.level and n_held >= PAGE_CHARS // 2)):
-            pages += [(held_under, part) for part in split_pages("\n\n".join(held))]
-            held, n_held = [], 0
-        under = section.text.lstrip("# ") if section.level else under
-        held_under = held_under if held else under
-        held.append(section.text)
-        n_held += len(section.text) + 2
-    return pages + [(held_under, part) for part in split_pages("\n\n".join(held))]
 
 
 def _block(node: SyntaxTreeNode) -> Iterator[str]:
@@ -125,11 +96,7 @@ def _prefixed(lines: Iterator[str], first: str, rest: str) -> Iterator[str]:
 
 def _table(node: SyntaxTreeNode) -> Iterator[str]:
     rows = [row for part in node.children for row in part.children]
-    for index, row in enumerate(rows):
-        cells = [" ".join(_inline_of(cell).split()) for cell in row.children]
-        yield "| " + " | ".join(cells) + " |"
-        if index == 0:
-            yield "|" + " --- |" * len(cells)
+    yield from table_text([[_inline_of(cell) for cell in row.children] for row in rows]).split("\n")
 
 
 def _inline_of(node: SyntaxTreeNode) -> str:

@@ -8,7 +8,6 @@ from ingest.errors import EmptyDocument, TextTooLong, UnsupportedType
 from ingest.limits import ParseLimits
 
 PAGE_CHARS = 3_000
-_SMALLEST_CUT = PAGE_CHARS // 2
 _CUTS = (re.compile(r"\n[ \t]*\n"), re.compile(r"\n"), re.compile(r"(?<=[.!?。！？])\s*"), re.compile(r"\s+"))
 
 
@@ -31,32 +30,32 @@ def read_text(path: Path, limits: ParseLimits) -> tuple[str, tuple[str, ...]]:
     return decoded.text.replace("\0", ""), tuple(warnings)
 
 
-def split_pages(text: str) -> list[str]:
-    """Cut text into pages: at form feeds, and within those at the last paragraph end before `PAGE_CHARS`.
+def split_pages(text: str, most: int = PAGE_CHARS) -> list[str]:
+    """Cut text into pages: at form feeds, and within those at the last paragraph end before `most` characters.
 
     A paragraph longer than a page is cut at a line, a sentence or a word, and only without any of these
     anywhere.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return [page for part in text.split("\f") if part.strip() for page in _cut(part)]
+    return [page for part in text.split("\f") if part.strip() for page in _cut(part, most)]
 
 
-def _cut(text: str) -> list[str]:
+def _cut(text: str, most: int) -> list[str]:
     pages, start = [], 0
-    while len(text) - start > PAGE_CHARS:
-        end = _cut_point(text, start)
+    while len(text) - start > most:
+        end = _cut_point(text, start, most)
         pages.append(text[start:end])
         start = end
     return [page for page in [*pages, text[start:]] if page.strip()]
 
 
-def _cut_point(text: str, start: int) -> int:
+def _cut_point(text: str, start: int, most: int) -> int:
     for boundary in _CUTS:
-        ends = [match.end() for match in boundary.finditer(text, start + _SMALLEST_CUT, start + PAGE_CHARS)]
+        ends = [match.end() for match in boundary.finditer(text, start + most // 2, start + most)]
         ends = [end for end in ends if end > start]
         if ends:
             return ends[-1]
-    return start + PAGE_CHARS
+    return start + most
 
 
 def title_of(text: str) -> str | None:

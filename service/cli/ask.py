@@ -136,7 +136,8 @@ def _print_end(answer: dict[str, Any], names: dict[str, str]) -> None:
     sys.stdout.write("\n")
     for citation in answer["citations"]:
         quote = " ".join(citation["quote"].split())
-        sys.stdout.write(f'  {of(citation)}page {citation["page"]}: "{quote}" ({citation["score"]:.2f})\n')
+        label = f" ({citation['label']})" if citation.get("label") else ""
+        sys.stdout.write(f'  {of(citation)}page {citation["page"]}{label}: "{quote}" ({citation["score"]:.2f})\n')
     sys.stdout.flush()
     for part in answer["provenance"]:
         if part["mode"] == "fetched":

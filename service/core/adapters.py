@@ -23,6 +23,7 @@ from service.settings import Settings
 
 START_S = 60.0
 """How long a start waits for a database that is started at the same time."""
+_OCR_MARGIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,12 @@ def parser(settings: Settings) -> Read:
         wall_s=settings.parse_timeout_s,
         cpu_s=int(settings.parse_timeout_s) + 1,
         memory_nbytes=settings.parse_memory_bytes,
+        unpacked_nbytes=settings.max_unpacked_bytes,
+        markup_nbytes=settings.max_markup_bytes,
+        ocr_languages="" if settings.ocr_languages == "none" else settings.ocr_languages,
+        ocr_page_s=settings.ocr_page_timeout_s,
+        # A page that is recognized takes its time, and the pause before it counts too.
+        page_wall_s=max(ParseLimits().page_wall_s, settings.ocr_page_timeout_s + _OCR_MARGIN_S),
     )
     return partial(parse, limits=limits)
 

@@ -13,18 +13,21 @@ DEFAULT_BUDGET_NBYTES = 128 << 20
 
 @dataclass(frozen=True, slots=True)
 class JoinedPages:
-    """The pages of one or several documents in one index, counted through; `places`: document and page of each.
+    """The pages of one or several documents in one index, counted through; `places`: document, page and label of each.
 
     In one, so that a sentence of an answer goes to where it is said best, and words count by how rare they are in all.
     """
 
     index: PageIndex
-    places: list[tuple[str, int]]
+    places: list[tuple[str, int, str | None]]
 
     def cite(self, question: str, answer: str) -> list[Citation]:
         found = cite(answer, self.index, document_id="", question=question)
-        named = [(citation, *self.places[citation.page]) for citation in found]
-        return [replace(citation, document_id=document_id, page=page) for citation, document_id, page in named]
+        return [
+            replace(citation, document_id=document_id, page=page, label=label)
+            for citation in found
+            for document_id, page, label in [self.places[citation.page]]
+        ]
 
 
 class CitationIndexes:
@@ -62,7 +65,8 @@ class CitationIndexes:
         async with self._database.reading() as uow:
             rows = [row for document_id in document_ids for row in await uow.pages.all(document_id)]
         texts = [PageText(number, row.text) for number, row in enumerate(rows)]
-        return JoinedPages(await asyncio.to_thread(PageIndex, texts), [(row.document_id, row.number) for row in rows])
+        places = [(row.document_id, row.number, row.label) for row in rows]
+        return JoinedPages(await asyncio.to_thread(PageIndex, texts), places)
 
     def _shrink(self) -> None:
         while len(self._kept) > 1 and sum(p.index.nbytes for p in self._kept.values()) > self._budget_nbytes:

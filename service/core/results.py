@@ -120,7 +120,7 @@ def result_of(turn: TurnRow) -> dict[str, Any]:
         "id": turn.id,
         "answer": turn.answer,
         "finish_reason": turn.finish_reason,
-        "citations": turn.citations,
+        "citations": [{"label": None, **citation} for citation in turn.citations],
         "provenance": turn.provenance,
         "notice": turn.notice,
         "usage": {"first_pass_tokens": 0, "second_pass_tokens": 0, **turn.usage},

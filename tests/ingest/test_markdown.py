@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingest.formats.markdown import paginate, render
+from ingest.formats.markdown import render
+from ingest.formats.sections import paginate
 
 
 def text_of(source: str) -> str:

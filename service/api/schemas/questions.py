@@ -25,12 +25,14 @@ class QuestionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CitationBody(msgspec.Struct, frozen=True):
-    """`quote` is verbatim text of the page; `score` (0 to 1) how well the answer agrees with it."""
+    """`quote` is verbatim text of the page; `score` (0 to 1) how well the answer agrees with it. `label` is
+    the page's own name: a PDF's "iv", the heading that a page of another format starts under."""
 
     document_id: str
     page: int
     quote: str
     score: float
+    label: str | None = None
 
 
 class ProvenanceBody(msgspec.Struct, frozen=True):

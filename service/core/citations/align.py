@@ -39,12 +39,14 @@ _REFUSAL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """Where a sentence of an answer comes from; `quote` is verbatim text of the page, `score` in [0, 1]."""
+    """Where a sentence of an answer comes from; `quote` is verbatim text of the page, `score` in [0, 1]. `label` is the
+    page's own name, where it has one."""
 
     document_id: str
     page: int
     quote: str
     score: float
+    label: str | None = None
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ Only the parser process calls this: pypdf may loop, exhaust memory or recurse on
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,11 +14,16 @@ from pypdf import PageObject, PasswordType, PdfReader
 from pypdf.errors import DependencyError, FileNotDecryptedError
 
 from ingest.errors import DamagedFile, EmptyDocument, Encrypted, TooManyPages, WrongPassword
-from ingest.formats.repair import mended
+from ingest.formats.pdf.forms import filled_in
+from ingest.formats.pdf.pdfium import SecondReader
+from ingest.formats.pdf.repair import mended
 from ingest.limits import ParseLimits
 
 _PAGES_CACHED = 100
 """Objects pypdf has resolved are let go after this many pages: most are contents no one needs again."""
+_MOST_CHARS = 100_000
+"""A page with more text is no page in columns, and too much to look at twice."""
+_LEAST_LINES = 10
 _NO_TITLES = frozenset(("", "untitled", "(anonymous)", "none"))
 _SHOWS_TEXT = re.compile(rb"[)>\]]\s*(?:Tj|TJ|'|\")(?=\s|$)")
 _PAINTS = re.compile(rb"(?:^|(?<=[\s\]>)]))(?:Do|sh|EI|[fFBb]\*?|[Ss])(?=\s|$)")
@@ -41,7 +46,7 @@ class PdfFile:
     Raises Encrypted, WrongPassword, DamagedFile, EmptyDocument and TooManyPages when constructed.
     """
 
-    def __init__(self, stream: BinaryIO, limits: ParseLimits, password: str | None) -> None:
+    def __init__(self, path: Path, stream: BinaryIO, limits: ParseLimits, password: str | None) -> None:
         self._reader = _open(stream)
         _unlock(self._reader, password)
         self.n_pages = _count_pages(self._reader)
@@ -50,14 +55,29 @@ class PdfFile:
         if self.n_pages > limits.max_pages:
             raise TooManyPages(self.n_pages, limits.max_pages)
         self.title = _title(self._reader)
+        self._second = SecondReader(path, password, self.n_pages)
 
     def pages(self) -> Iterator[RawPage]:
         """Each page in order, decoded as it is asked for."""
         labels = _labels(self._reader, self.n_pages)
         for index in range(self.n_pages):
-            yield _read_page(self._reader, index, labels[index])
+            yield self._in_order(index, _read_page(self._reader, index, labels[index]))
             if index % _PAGES_CACHED == _PAGES_CACHED - 1:
                 self._reader.resolved_objects.clear()
+
+    def picture(self, number: int) -> bytes | None:
+        """Page `number`, from 1, as a picture to recognize text in; None where it cannot be drawn."""
+        return self._second.picture(number - 1)
+
+    def _in_order(self, index: int, page: RawPage) -> RawPage:
+        """The page with its columns one after the other, and with what was filled in at its end."""
+        text = page.text
+        if text and text.count("\n") >= _LEAST_LINES and len(text) <= _MOST_CHARS:
+            text = self._second.in_columns(index) or text
+        filled = _filled_in(self._reader, index)
+        if filled:
+            text = f"{text}\n\n{filled}" if text and text.strip() else filled
+        return replace(page, text=text)
 
 
 @contextmanager
@@ -65,10 +85,10 @@ def open_pdf(path: Path, limits: ParseLimits, password: str | None) -> Iterator[
     """The PDF at `path`, mended if need be. Raises what `PdfFile` raises."""
     with path.open("rb") as stream:
         try:
-            pdf = PdfFile(stream, limits, password)
+            pdf = PdfFile(path, stream, limits, password)
         except DamagedFile:
             stream.seek(0)
-            pdf = PdfFile(mended(stream.read()), limits, password)
+            pdf = PdfFile(path, mended(stream.read()), limits, password)
         yield pdf
 
 
@@ -155,3 +175,12 @@ def _without_text(page: PageObject, text: str, label: str | None) -> RawPage:
         # It shows text and pypdf got none, for want of its fonts.
         return RawPage(label, None, True)
     return RawPage(label, "", _PAINTS.search(content) is not None)
+
+
+def _filled_in(reader: PdfReader, index: int) -> str:
+    try:
+        return filled_in(reader.pages[index])
+    except MemoryError:
+        raise
+    except Exception:
+        return ""

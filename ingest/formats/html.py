@@ -1,0 +1,116 @@
+"""HTML as readable text: structure stays; scripts, styles and what is hidden go. Nothing it refers to is fetched.
+
+A page is walked with a stack of our own, because a file may be nested deeper than any call stack.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from ingest.encoding import decode
+from ingest.errors import ContentTooLarge, UnsupportedType
+from ingest.formats.html_blocks import Blocks
+from ingest.formats.sections import Section
+from ingest.limits import ParseLimits
+
+_SKIPPED = frozenset(
+    (
+        "script", "style", "noscript", "template", "head", "title", "iframe", "object", "embed", "applet", "canvas", "audio",
+        "video", "svg", "annotation", "annotation-xml", "datalist", "select", "rp",
+    )
+)  # fmt: skip
+_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
+_DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*;base64,[A-Za-z0-9+/=\s%]{200,}", re.ASCII)
+_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w-]+)|<\?xml[^>]{0,100}?encoding=[\"']([\w-]+)", re.I)
+_CHARSET_NBYTES = 4096
+_SELF_CLOSED = re.compile(
+    r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)"
+    r"([A-Za-z][\w:.-]*+)((?:[^<>\"'/]|/(?!>)|\"[^\"]*+\"|'[^']*+')*+)/>"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HtmlText:
+    """What one page says; `title` is the one it gives itself, else its first heading."""
+
+    title: str | None
+    sections: list[Section]
+    warnings: tuple[str, ...] = ()
+
+
+def read_html_file(path: Path, limits: ParseLimits) -> HtmlText:
+    """The page in a file. Raises ContentTooLarge, UnsupportedType (no encoding makes text of it)."""
+    nbytes = path.stat().st_size
+    if nbytes > limits.unpacked_nbytes:
+        raise ContentTooLarge("HTML", nbytes, limits.unpacked_nbytes)
+    source, warning = decoded(path.read_bytes())
+    page = read_html(source, limits)
+    return HtmlText(page.title, page.sections, (warning,) if warning else ())
+
+
+def decoded(data: bytes) -> tuple[str, str | None]:
+    """A page's text: by its mark or as UTF-8, else in the encoding that it names, else in the one that it looks like."""
+    found = decode(data)
+    if found is None:
+        raise UnsupportedType("binary data")
+    if found.encoding.startswith("utf"):
+        return found.text, found.warning
+    named = _CHARSET.search(data[:_CHARSET_NBYTES])
+    if named is not None:
+        try:
+            return data.decode((named[1] or named[2]).decode(), "replace"), None
+        except LookupError:
+            pass
+    return found.text, found.warning
+
+
+def read_html(source: str, limits: ParseLimits, *, is_xhtml: bool = False) -> HtmlText:
+    """The page whose markup is `source`. Raises ContentTooLarge."""
+    source = _DATA_URI.sub("", source)
+    nbytes = len(source.encode("utf-8", "replace"))
+    if nbytes > limits.markup_nbytes:
+        raise ContentTooLarge("HTML", nbytes, limits.markup_nbytes)
+    if is_xhtml:
+        # In XHTML any element may close itself; read as HTML it would take in all that follows.
+        source = _SELF_CLOSED.sub(r"<\1\2></\1>", source)
+    tree = LexborHTMLParser(source.replace("\0", ""))
+    blocks = Blocks()
+    if tree.body is not None:
+        _walk(tree.body, blocks)
+    sections = blocks.finished()
+    title = tree.css_first("head > title")
+    named = " ".join(title.text(deep=True).split()) if title is not None else ""
+    heading = next((section.text.lstrip("# ") for section in sections if section.level), None)
+    return HtmlText(named or heading, sections)
+
+
+def _walk(body: LexborNode, blocks: Blocks) -> None:
+    """Depth first, in the order of the text: each element is entered, and left after all that is in it."""
+    node: LexborNode | None = body
+    opened: list[tuple[LexborNode, str]] = []
+    while node is not None:
+        tag = node.tag or ""
+        if tag == "-text":
+            blocks.add_text(node.text_content or "")
+        elif _is_shown(tag, node):
+            blocks.enter(tag, node.attributes)
+            if (child := node.child) is not None:
+                opened.append((node, tag))
+                node = child
+                continue
+            blocks.leave(tag)
+        while (following := node.next) is None and opened:
+            node, tag = opened.pop()
+            blocks.leave(tag)
+        node = following if opened else None
+
+
+def _is_shown(tag: str, node: LexborNode) -> bool:
+    if tag in _SKIPPED or tag.startswith(("-", "!")):
+        return False
+    attributes = node.attributes
+    if "hidden" in attributes or (tag == "input" and attributes.get("type") == "hidden"):
+        return False
+    return _HIDDEN.search(attributes.get("style") or "") is None
