@@ -32,7 +32,7 @@ from ingest.words import some_pages
 
 CONVERT_HELP = "Convert it to PDF, DOCX, HTML, EPUB, Markdown or plain text and upload that."
 _OCR_HELP = {
-    "off": "Text recognition is switched off here. Run it over the PDF first (for example `ocrmypdf`) and upload the result.",
+    "off": "Text recognition is off here. Run it over the PDF first (for example `ocrmypdf`) and upload the result.",
     "absent": (
         "Run text recognition over the PDF first (for example `ocrmypdf`) and upload the result; or have Tesseract "
         "installed where Preread runs (on Debian `apt-get install tesseract-ocr`), which then reads such pages."
@@ -115,8 +115,8 @@ class Protected(Unreadable):
 
     def __str__(self) -> str:
         return (
-            f"This {self.kind} is protected and cannot be opened here. Open it in the program that it was made for, save "
-            "it without a password or other protection, and upload that."
+            f"This {self.kind} is protected and cannot be opened here. Open it in the program that it was made for, "
+            "save it without a password or other protection, and upload that."
         )
 
 

@@ -60,7 +60,9 @@ _FIRST_TAG = re.compile(
     r"(?=[\s>])",
     re.IGNORECASE | re.DOTALL,
 )
-_CLOSED_TAG = re.compile(r"</(?:a|b|div|em|font|h[1-6]|i|li|p|span|strong|style|table|td|title|tr|ul|ol)\s*>", re.IGNORECASE)
+_CLOSED_TAG = re.compile(
+    r"</(?:a|b|div|em|font|h[1-6]|i|li|p|span|strong|style|table|td|title|tr|ul|ol)\s*>", re.IGNORECASE
+)
 _SVG = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!.*?>\s*)*<svg\b", re.I | re.S)
 
 

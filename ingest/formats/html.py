@@ -10,25 +10,36 @@ from pathlib import Path
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from ingest.encoding import decode
-from ingest.errors import ContentTooLarge, UnsupportedType
+from ingest.errors import ContentTooLarge, DamagedFile, UnsupportedType
 from ingest.formats.html_blocks import Blocks
 from ingest.formats.sections import Section
 from ingest.limits import ParseLimits
 
 _SKIPPED = frozenset(
     (
-        "script", "style", "noscript", "template", "head", "title", "iframe", "object", "embed", "applet", "canvas", "audio",
-        "video", "svg", "annotation", "annotation-xml", "datalist", "select", "rp",
+        "script", "style", "noscript", "template", "head", "title", "iframe", "object", "embed", "applet", "canvas",
+        "audio", "video", "svg", "annotation", "annotation-xml", "datalist", "select", "rp",
     )
 )  # fmt: skip
 _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 _DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*;base64,[A-Za-z0-9+/=\s%]{200,}", re.ASCII)
-_CHARSET = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w-]+)|<\?xml[^>]{0,100}?encoding=[\"']([\w-]+)", re.I)
+_CHARSET = re.compile(
+    rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w-]+)|<\?xml[^>]{0,100}?encoding=[\"']([\w-]+)", re.I
+)
 _CHARSET_NBYTES = 4096
 _SELF_CLOSED = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)"
     r"([A-Za-z][\w:.-]*+)((?:[^<>\"'/]|/(?!>)|\"[^\"]*+\"|'[^']*+')*+)/>"
 )
+_TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9:-]*+)")
+_CLOSED_UNSAID = frozenset(
+    (
+        "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
+        "p", "li", "dt", "dd", "td", "th", "tr", "tbody", "thead", "tfoot", "option", "optgroup", "colgroup", "rp",
+        "rt", "a", "body", "html", "head",
+    )
+)  # fmt: skip
+_MOST_NESTED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ def read_html_file(path: Path, limits: ParseLimits) -> HtmlText:
 
 
 def decoded(data: bytes) -> tuple[str, str | None]:
-    """A page's text: by its mark or as UTF-8, else in the encoding that it names, else in the one that it looks like."""
+    """A page's text: by its mark or as UTF-8, else in the encoding that it names, else in a likely one."""
     found = decode(data)
     if found is None:
         raise UnsupportedType("binary data")
@@ -67,7 +78,7 @@ def decoded(data: bytes) -> tuple[str, str | None]:
 
 
 def read_html(source: str, limits: ParseLimits, *, is_xhtml: bool = False) -> HtmlText:
-    """The page whose markup is `source`. Raises ContentTooLarge."""
+    """The page whose markup is `source`. Raises ContentTooLarge, and DamagedFile for absurd nesting."""
     source = _DATA_URI.sub("", source)
     nbytes = len(source.encode("utf-8", "replace"))
     if nbytes > limits.markup_nbytes:
@@ -75,6 +86,9 @@ def read_html(source: str, limits: ParseLimits, *, is_xhtml: bool = False) -> Ht
     if is_xhtml:
         # In XHTML any element may close itself; read as HTML it would take in all that follows.
         source = _SELF_CLOSED.sub(r"<\1\2></\1>", source)
+    if _depth(source) > _MOST_NESTED:
+        # The parser takes time by the square of the depth.
+        raise DamagedFile("its contents are nested too deeply")
     tree = LexborHTMLParser(source.replace("\0", ""))
     blocks = Blocks()
     if tree.body is not None:
@@ -84,6 +98,16 @@ def read_html(source: str, limits: ParseLimits, *, is_xhtml: bool = False) -> Ht
     named = " ".join(title.text(deep=True).split()) if title is not None else ""
     heading = next((section.text.lstrip("# ") for section in sections if section.level), None)
     return HtmlText(named or heading, sections)
+
+
+def _depth(source: str) -> int:
+    """How deep elements lie in each other at most, as far as their tags tell."""
+    depth = deepest = 0
+    for tag in _TAG.finditer(source):
+        if tag[2].lower() not in _CLOSED_UNSAID:
+            depth = max(0, depth - 1) if tag[1] else depth + 1
+            deepest = max(deepest, depth)
+    return deepest
 
 
 def _walk(body: LexborNode, blocks: Blocks) -> None:

@@ -3,17 +3,16 @@
 import re
 from collections.abc import Mapping
 
-from ingest.formats.sections import Section
 from ingest.formats.html_tables import HtmlTable, whole
+from ingest.formats.sections import Section
 
 _BLOCKS = frozenset(
     (
-        "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div", "dl",
-        "dt", "fieldset", "figcaption", "figure", "footer", "form", "header", "hgroup", "legend", "li", "main", "menu",
-        "nav", "ol", "option", "p", "pre", "section", "summary", "ul", "h1", "h2", "h3", "h4", "h5", "h6", "hr",
+        "address", "article", "aside", "blockquote", "body", "caption", "center", "dd", "details", "dialog", "div",
+        "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "header", "hgroup", "legend", "li", "main",
+        "menu", "nav", "ol", "option", "p", "pre", "section", "summary", "ul", "h1", "h2", "h3", "h4", "h5", "h6", "hr",
     )
 )  # fmt: skip
-_LISTS = frozenset(("ul", "ol", "menu"))
 _SPACE = re.compile(r"[ \t\n\r\f]+")
 _LETTERS = re.compile(r"[^\W_]")
 _MOST_INDENTED = 8

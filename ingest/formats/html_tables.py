@@ -53,7 +53,7 @@ class HtmlTable:
         first = len(self._row)
         if rows > 1:
             self._above[first] = (repeated(text), rows - 1)
-            self._above |= {column: ("", rows - 1) for column in range(first + 1, first + columns)}
+            self._above |= dict.fromkeys(range(first + 1, first + columns), ("", rows - 1))
         self._row += [text] + [""] * (columns - 1)
         self.cell = None
 

@@ -25,7 +25,8 @@ from service.words import counted
 @json_option
 @expected_errors
 def ingest(files: tuple[Path, ...], password: str | None, retention: str, as_json: bool) -> None:
-    """Read FILES and keep their snapshots, so that questions need not read them again.
+    """Read FILES (PDF, DOCX, HTML, EPUB, Markdown, text) and keep their snapshots, so that questions need not read them
+    again.
 
     A file whose bytes are known already is not read again. When one cannot be read, the others still are, and
     the exit code is 1.

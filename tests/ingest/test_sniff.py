@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from ingest.errors import UnsupportedType
+from ingest.errors import Protected, UnsupportedType
 from ingest.model import MediaType
 from ingest.sniff import SNIFF_NBYTES, looks_like_markdown, sniff
 
@@ -21,9 +21,7 @@ def zipped(*names: str, mimetype: str = "") -> bytes:
 
 
 REFUSED = {
-    "DOCX": (zipped("[Content_Types].xml", "word/document.xml"), "a Word document (DOCX)"),
     "XLSX": (zipped("xl/workbook.xml"), "an Excel workbook (XLSX)"),
-    "EPUB": (zipped("META-INF/container.xml", mimetype="application/epub+zip"), "an EPUB book"),
     "ODT": (zipped(mimetype="application/vnd.oasis.opendocument.text"), "an OpenDocument file"),
     "ZIP": (zipped("contract.pdf"), "a ZIP archive"),
     "empty ZIP": (zipped(), "a ZIP archive"),
@@ -36,9 +34,6 @@ REFUSED = {
     "ELF": (b"\x7fELF\x02\x01\x01" + b"\0" * 60, "an executable program"),
     "EXE": (b"MZ\x90\0\x03" + b"\0" * 60, "an executable program"),
     "gzip": (b"\x1f\x8b\x08\0" + b"\0" * 20, "a gzip archive"),
-    "HTML": (b"\n<!DOCTYPE html>\n<html><body>Hello</body></html>", "an HTML page"),
-    "HTML behind a comment": (b"<!-- saved from -->\n<HTML lang=en>", "an HTML page"),
-    "HTML in UTF-16": ("<html><body>Grüße</body></html>".encode("utf-16"), "an HTML page"),
     "SVG": (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>', "an SVG image"),
     "noise": (bytes((i * 197 + 31) % 256 for i in range(4000)), "binary data"),
 }
@@ -50,7 +45,7 @@ def test_other_formats_are_named_in_the_refusal(name: str):
     with pytest.raises(UnsupportedType) as caught:
         sniff(content)
     assert looks_like in str(caught.value)
-    assert "Convert it to PDF, Markdown or plain text" in str(caught.value)
+    assert "Convert it to PDF, DOCX, HTML, EPUB, Markdown or plain text" in str(caught.value)
 
 
 MARKDOWN = b"# Title\n\nSome text.\n\n## Part\n\n- one\n- two\n"
@@ -59,6 +54,18 @@ ACCEPTED = {
     "PDF behind white space": (b"\n\n  %PDF-1.4\n1 0 obj", MediaType.PDF),
     "PDF behind 1,000 bytes of junk": (b"\xfe\xff\x01" * 333 + b"\n%PDF-1.4\n1 0 obj\n<<", MediaType.PDF),
     "text about PDF": (b"Every such file begins with %PDF-1.4 and holds lines like 1 0 obj.", MediaType.TEXT),
+    "DOCX": (zipped("[Content_Types].xml", "word/document.xml"), MediaType.DOCX),
+    "DOCX that begins with pictures": (
+        zipped("[Content_Types].xml", *(f"media/{n}-{'x' * 200}.png" for n in range(300))),
+        MediaType.DOCX,
+    ),
+    "EPUB": (zipped("META-INF/container.xml", mimetype="application/epub+zip"), MediaType.EPUB),
+    "EPUB without its mark": (zipped("META-INF/container.xml", "book.opf"), MediaType.EPUB),
+    "HTML": (b"\n<!DOCTYPE html>\n<html><body>Hello</body></html>", MediaType.HTML),
+    "HTML behind a comment": (b"<!-- saved from -->\n<HTML lang=en>", MediaType.HTML),
+    "HTML in UTF-16": ("<html><body>Grüße</body></html>".encode("utf-16"), MediaType.HTML),
+    "HTML without a frame": (b"<div><p>One</p><p>Two <b>words</b></p></div>", MediaType.HTML),
+    "text that begins with an element": (b"<p> is the element for paragraphs.\n", MediaType.TEXT),
     "Markdown": (MARKDOWN, MediaType.MARKDOWN),
     "Markdown in UTF-16 with CRLF": (
         MARKDOWN.replace(b"\n", b"\r\n").decode().encode("utf-16"),
@@ -92,3 +99,9 @@ def test_a_cut_inside_a_character_decides_nothing():
 @pytest.mark.parametrize("text", ["", "#hashtag\n", "a * b * c", "1. one\n2. two\n", "x\n---\n"])
 def test_little_structure_is_not_markdown(text: str):
     assert not looks_like_markdown(text)
+
+
+def test_an_office_document_with_a_password_says_so():
+    head = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 1016 + "EncryptedPackage".encode("utf-16-le") + b"\0" * 96
+    with pytest.raises(Protected, match="save it without a password"):
+        sniff(head)

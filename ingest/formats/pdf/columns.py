@@ -16,6 +16,8 @@ _LEAST_FILL = 0.72
 """Mean length of a column's lines by its longest."""
 _LEAST_SHARE = 0.2
 """Width of a column by that of the page's text."""
+_MOST_WHITE = 0.25
+"""White between two columns by the narrower one."""
 _LEAST_LETTERS = 16
 _MOST_DEPTH = 3
 _LETTER = 0.5
@@ -115,17 +117,19 @@ def _most_covered(gaps: Sequence[tuple[float, float]]) -> float:
 
 
 def _is_prose(pairs: list[list[int]], boxes: Sequence[Box], at: float, height: float) -> bool:
-    """Whether both sides are lines that fill a column, not cells of a table."""
-    left = [_width([boxes[index] for index in line if boxes[index].right <= at]) for line in pairs]
-    right = [_width([boxes[index] for index in line if boxes[index].left >= at]) for line in pairs]
-    page = max(boxes[i].right for line in pairs for i in line) - min(boxes[i].left for line in pairs for i in line)
-    return all(
+    """Whether both sides are lines that fill a column, close to each other, and not cells of a table."""
+    left = [[boxes[index] for index in line if boxes[index].right <= at] for line in pairs]
+    right = [[boxes[index] for index in line if boxes[index].left >= at] for line in pairs]
+    page = max(box.right for line in right for box in line) - min(box.left for line in left for box in line)
+    white = min(box.left for line in right for box in line) - max(box.right for line in left for box in line)
+    widths = [[_width(line) for line in side] for side in (left, right)]
+    return white <= _MOST_WHITE * min(map(max, widths)) and all(
         max(side) >= _LEAST_SHARE * page
         and fmean(side) >= _LEAST_FILL * max(side)
         and fmean(side) >= _LEAST_LETTERS * _LETTER * height
-        for side in (left, right)
+        for side in widths
     )
 
 
 def _width(boxes: Sequence[Box]) -> float:
-    return max((box.right for box in boxes), default=0.0) - min((box.left for box in boxes), default=0.0)
+    return max(box.right for box in boxes) - min(box.left for box in boxes)

@@ -40,7 +40,7 @@ class SecondReader:
             page = self._pdf[index]
             width, height = page.get_size()
             scale = min(OCR_DPI / 72, math.sqrt(_MOST_PIXELS / max(1.0, width * height)))
-            return _grey(page.render(scale=scale, grayscale=True))
+            return _grey(page.render(scale=scale, grayscale=True))  # pyright: ignore[reportArgumentType]
         except pypdfium2.PdfiumError:
             return None
 

@@ -57,6 +57,7 @@ class _Body:
         self._numbering = Numbering(document)
         self._notes = {kind: _notes(document, kind) for kind in ("footnote", "endnote")}
         self._note_numbers: dict[str, dict[str, int]] = {"footnote": {}, "endnote": {}}
+        self._section_kinds = iter(_section_kinds(document.element.body)[1:])
         self._n_comments = 0
         self._n_included = 0
         self._starts_page = False
@@ -92,8 +93,9 @@ class _Body:
         prefix = f"{'#' * style.level} " if style.level and paragraph.text.strip() else ""
         self._emit(paragraph.text, style.level, prefix, mark)
         self._beside(paragraph)
-        section = properties.find(W + "sectPr") if properties is not None else None
-        if section is not None and (value(section, "type") or "nextPage") not in _CONTINUOUS:
+        ends_section = properties is not None and properties.find(W + "sectPr") is not None
+        # How the next section begins, that one says.
+        if ends_section and next(self._section_kinds, "nextPage") not in _CONTINUOUS:
             self._end_page()
 
     def _read(self, element: Any) -> Paragraph:
@@ -202,6 +204,12 @@ class _Body:
             beside.notes += paragraph.notes
             beside.boxes += paragraph.boxes
         return " ".join(part for part in parts if part.strip())
+
+
+def _section_kinds(body: Any) -> list[str]:
+    """How each of the document's sections begins."""
+    sections = (part for part in body.iter(W + "sectPr") if part.getparent().tag in (W + "pPr", W + "body"))
+    return [value(section, "type") or "nextPage" for section in sections]
 
 
 def _rows(table: Any) -> Iterable[list[Any]]:

@@ -22,8 +22,8 @@ _SIMPLE = {
 _HOLDERS = frozenset(
     W + name
     for name in (
-        "hyperlink", "fldSimple", "ins", "moveTo", "smartTag", "sdt", "sdtContent", "dir", "bdo", "customXml", "rubyBase",
-        "ruby",
+        "hyperlink", "fldSimple", "ins", "moveTo", "smartTag", "sdt", "sdtContent", "dir", "bdo", "customXml",
+        "ruby", "rubyBase",
     )
 )  # fmt: skip
 _PICTURES = frozenset(W + name for name in ("drawing", "pict", "object"))

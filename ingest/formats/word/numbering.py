@@ -6,6 +6,7 @@ from typing import Any
 
 from docx.document import Document
 from docx.opc.constants import RELATIONSHIP_TYPE
+from docx.oxml.parser import parse_xml
 
 from ingest.formats.word.names import W, value, whole
 
@@ -29,7 +30,7 @@ class Numbering:
         self._started: set[str] = set()
         for relation in document.part.rels.values():
             if relation.reltype == RELATIONSHIP_TYPE.NUMBERING:
-                self._read(relation.target_part.element)
+                self._read(parse_xml(relation.target_part.blob))
 
     def _read(self, root: Any) -> None:
         for abstract in root.iterfind(W + "abstractNum"):

@@ -17,7 +17,10 @@ from ingest.formats.xml import parse_small, refuse_declarations
 
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _STRICT = (
-    (b"http://purl.oclc.org/ooxml/wordprocessingml/main", b"http://schemas.openxmlformats.org/wordprocessingml/2006/main"),
+    (
+        b"http://purl.oclc.org/ooxml/wordprocessingml/main",
+        b"http://schemas.openxmlformats.org/wordprocessingml/2006/main",
+    ),
     (b"http://purl.oclc.org/ooxml/officeDocument/relationships", _OFFICE.encode()),
     (b"http://purl.oclc.org/ooxml/officeDocument/math", b"http://schemas.openxmlformats.org/officeDocument/2006/math"),
     (b"http://purl.oclc.org/ooxml/drawingml/", b"http://schemas.openxmlformats.org/drawingml/2006/"),
