@@ -14,19 +14,16 @@ _LEAST_BOXES = 12
 
 
 class SecondReader:
-    """The same file once more. Each method gives None where PDFium makes nothing of it, or reads other pages in it."""
+    """A PDF read by PDFium. Each method gives None where that makes nothing of it."""
 
     def __init__(self, path: Path, password: str | None, n_pages: int) -> None:
-        try:
-            self._pdf = pypdfium2.PdfDocument(path, password=password)
-            self._is_same = len(self._pdf) == n_pages
-        except pypdfium2.PdfiumError:
-            self._is_same = False
+        """Raises PdfiumError for a file that it does not open, or in which it finds other pages than these."""
+        self._pdf = pypdfium2.PdfDocument(path, password=password)
+        if len(self._pdf) != n_pages:
+            raise pypdfium2.PdfiumError("other pages")
 
     def in_columns(self, index: int) -> str | None:
         """The text of a page whose columns its file mixes; None for all others."""
-        if not self._is_same:
-            return None
         try:
             return _in_columns(self._pdf[index])
         except pypdfium2.PdfiumError:
@@ -34,8 +31,6 @@ class SecondReader:
 
     def picture(self, index: int) -> bytes | None:
         """The page as a grey picture (PGM) for text recognition, 300 dots an inch, fewer for very large pages."""
-        if not self._is_same:
-            return None
         try:
             page = self._pdf[index]
             width, height = page.get_size()
@@ -43,6 +38,14 @@ class SecondReader:
             return _grey(page.render(scale=scale, grayscale=True))  # pyright: ignore[reportArgumentType]
         except pypdfium2.PdfiumError:
             return None
+
+
+def second_reader(path: Path, password: str | None, n_pages: int) -> SecondReader | None:
+    """PDFium on a file of so many pages, None where it does not read them."""
+    try:
+        return SecondReader(path, password, n_pages)
+    except pypdfium2.PdfiumError:
+        return None
 
 
 def _in_columns(page: pypdfium2.PdfPage) -> str | None:

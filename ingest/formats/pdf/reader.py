@@ -7,17 +7,20 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from pypdf import PageObject, PasswordType, PdfReader
 from pypdf.errors import DependencyError, FileNotDecryptedError
 
 from ingest.errors import DamagedFile, EmptyDocument, Encrypted, TooManyPages, WrongPassword
 from ingest.formats.pdf.forms import filled_in
-from ingest.formats.pdf.pdfium import SecondReader
 from ingest.formats.pdf.repair import mended
 from ingest.limits import ParseLimits
+
+if TYPE_CHECKING:
+    from ingest.formats.pdf.pdfium import SecondReader
 
 _PAGES_CACHED = 100
 """Objects pypdf has resolved are let go after this many pages: most are contents no one needs again."""
@@ -55,7 +58,8 @@ class PdfFile:
         if self.n_pages > limits.max_pages:
             raise TooManyPages(self.n_pages, limits.max_pages)
         self.title = _title(self._reader)
-        self._second = SecondReader(path, password, self.n_pages)
+        self._path = path
+        self._password = password
 
     def pages(self) -> Iterator[RawPage]:
         """Each page in order, decoded as it is asked for."""
@@ -67,13 +71,20 @@ class PdfFile:
 
     def picture(self, number: int) -> bytes | None:
         """Page `number`, from 1, as a picture to recognize text in; None where it cannot be drawn."""
-        return self._second.picture(number - 1)
+        return self._second.picture(number - 1) if self._second is not None else None
+
+    @cached_property
+    def _second(self) -> "SecondReader | None":
+        """Opened by the first page that needs it: many files have none."""
+        from ingest.formats.pdf.pdfium import second_reader
+
+        return second_reader(self._path, self._password, self.n_pages)
 
     def _in_order(self, index: int, page: RawPage) -> RawPage:
         """The page with its columns one after the other, and with what was filled in at its end."""
         text = page.text
         if text and text.count("\n") >= _LEAST_LINES and len(text) <= _MOST_CHARS:
-            text = self._second.in_columns(index) or text
+            text = (self._second.in_columns(index) if self._second is not None else None) or text
         filled = _filled_in(self._reader, index)
         if filled:
             text = f"{text}\n\n{filled}" if text and text.strip() else filled
