@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from cache_store.fingerprint import Fingerprint
+from cache_store.keyring import KeyRing
 from cache_store.keys import SnapshotKey
 from cache_store.layout import KVLayout, KVType
-from cache_store.sealing import KeyRing
 from cache_store.store import SnapshotStore
 
 LAYOUT = KVLayout(n_layers=32, n_kv_heads=8, head_dim=128, kv_type=KVType.K8V4)

@@ -7,6 +7,7 @@ it goes on after a crash; a turn, resident rows or slots are written in one go a
 import os
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,11 +17,12 @@ from cache_store.area import Area
 from cache_store.disk import read_into, storage_errors
 from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
 from cache_store.journal import Journal
+from cache_store.keyring import KeyRing
 from cache_store.keys import EntryName
 from cache_store.lock import BuildLock
 from cache_store.manifest import Canary, Manifest, encode_manifest
 from cache_store.placement import move_into_place, reserve, write_manifest
-from cache_store.sealing import KeyRing, Sealer
+from cache_store.sealing import Sealer
 from cache_store.shards import Shard
 from cache_store.subject import BuildSubject
 
@@ -44,8 +46,7 @@ class SnapshotBuilder:
     ) -> None:
         """Take up an earlier build of the very same subject, or begin a new one. Raises BudgetExceeded,
         StorageFailed; the lock is the caller's until this returns. Others are told of a snapshot when it is about to
-        become visible, and when it has. With `keys` everything is sealed before it is written, and an earlier build is
-        not taken up: its key was for its bytes alone."""
+        become visible, and when it has. With `keys` everything is sealed before it is written."""
         self._area = area
         self._disk = area.disk
         self._subject = subject
@@ -90,9 +91,9 @@ class SnapshotBuilder:
         """
         block = self.n_blocks_done
         self._check_records(block, records)
-        geometry = self._geometry
+        geometry, tags = self._geometry, b""
         if self._sealer is not None:
-            records = self._sealer.records(block, records)
+            records, tags = self._sealer.records(block, records)
         with storage_errors("writing a block"):
             for shard, layer in self._places(block):
                 offset = geometry.record_offset(shard, block, layer)
@@ -101,8 +102,10 @@ class SnapshotBuilder:
             if self._journal is not None:
                 for shard in geometry.shards_of(block):
                     self._disk.sync_data(self._fds[shard.index])
-                self._journal.add(checksums)
+                self._journal.add(checksums, tags)
         self._checksums.append(checksums)
+        if self._sealer is not None:
+            self._sealer.keep(tags)
 
     def publish(self, *, canary: Canary | None = None) -> Manifest:
         """Make the snapshot visible, whole and durable, in place of an earlier one of the same name.
@@ -132,8 +135,11 @@ class SnapshotBuilder:
         if self._sealer is None:
             return self._subject.manifest(self._geometry, checksums, self._clock(), canary)
         manifest = self._subject.manifest(self._geometry, checksums, self._clock(), None)
-        section = msgspec.Raw(msgspec.json.encode(self._sealer.section(canary)))
-        return msgspec.structs.replace(manifest, sections=manifest.sections | {"sealed": section})
+        sections: dict[str, object] = {"sealed": self._sealer.section(canary)}
+        if self._sealer.runs:
+            sections["sealed_runs"] = self._sealer.runs
+        encoded = {name: msgspec.Raw(msgspec.json.encode(section)) for name, section in sections.items()}
+        return msgspec.structs.replace(manifest, sections=manifest.sections | encoded)
 
     def abort(self) -> None:
         """Remove everything this build wrote."""
@@ -153,7 +159,7 @@ class SnapshotBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._published or self._has_journal:
+        if self._published or self._is_document:
             self.close()
         else:
             self.abort()
@@ -188,16 +194,15 @@ class SnapshotBuilder:
 
     def _taken_up(self) -> bool:
         """Go on from the journal; False when there is none of this subject."""
-        if self._keys is not None:
-            return False
-        path = self._area.journal(self._subject.name)
-        journal = Journal.load(path, self._subject.line(), self._subject.layout.n_layers, self._disk)
+        path, line = self._area.journal(self._subject.name), self._subject.line()
+        n_layers, is_sealed = self._subject.layout.n_layers, self._keys is not None
+        journal = Journal.load(path, line, n_layers, self._disk, is_sealed=is_sealed)
         if journal is None:
             return False
         self._journal = journal
-        if not self._opened():
+        if not (self._unsealed(journal) and self._opened()):
             self._close_files()
-            self._journal = None
+            self._journal = self._sealer = None
             return False
         self._checksums = list(journal.checksums)
         for block in range(len(journal.checksums)):
@@ -205,11 +210,24 @@ class SnapshotBuilder:
                 self.block_records(block)
             except (SnapshotMiss, StorageFailed):
                 del self._checksums[block:]
-                journal.keep(block)
                 break
-        else:
-            journal.keep(len(journal.checksums))
+        journal.keep(len(self._checksums))
+        if self._sealer is not None:
+            journal.go_on(self._sealer.go_on(len(self._checksums)))
         return True
+
+    def _unsealed(self, journal: Journal) -> bool:
+        """Take what the journal says of seals; False when another key has sealed it."""
+        if self._keys is None or journal.sealed is None:
+            return True
+        if journal.sealed.key_id != self._keys.id:
+            return False
+        self._sealer = self._new_sealer(self._keys, journal.sealed, journal.runs, journal.tags)
+        return True
+
+    def _new_sealer(self, keys: KeyRing, *begun: Any) -> Sealer:
+        expected = self._subject.manifest(self._geometry, b"", 0.0, None)
+        return Sealer(keys, expected, len(self._geometry.shards), *begun)
 
     def _opened(self) -> bool:
         """Open the shards of an earlier build; False unless each has its length, header and tokens."""
@@ -220,11 +238,20 @@ class SnapshotBuilder:
             except OSError:
                 return False
             self._fds.append(fd)
-            preamble = self._preamble(shard)
-            found = bytearray(len(preamble))
+            tokens = self._tokens_of(shard)
+            found = bytearray(len(shard.header) + len(tokens))
             read_into(fd, memoryview(found), 0)
-            if os.fstat(fd).st_size != shard.nbytes or bytes(found) != preamble:
+            if self._sealer is not None and not self._opens(self._sealer, shard, memoryview(found)):
                 return False
+            if os.fstat(fd).st_size != shard.nbytes or bytes(found) != shard.header + tokens:
+                return False
+        return True
+
+    def _opens(self, sealer: Sealer, shard: Shard, preamble: memoryview) -> bool:
+        try:
+            sealer.opened_tokens(shard.index, preamble[len(shard.header) :])
+        except SnapshotMiss:
+            return False
         return True
 
     def _start(self) -> None:
@@ -241,11 +268,10 @@ class SnapshotBuilder:
         )
         try:
             if self._keys is not None:
-                expected = self._subject.manifest(self._geometry, b"", 0.0, None)
-                self._sealer = Sealer(self._keys, expected, len(self._geometry.shards))
+                self._sealer = self._new_sealer(self._keys)
             for shard, fd in zip(self._geometry.shards, self._fds, strict=True):
                 self._disk.write_at(fd, self._preamble(shard), 0)
-            if self._has_journal:
+            if self._is_document:
                 self._begin_journal()
         except BaseException:
             self._area.discard(self._directory)
@@ -254,18 +280,18 @@ class SnapshotBuilder:
     def _begin_journal(self) -> None:
         self._disk.sync_dir(self._directory)
         path = self._area.journal(self._subject.name)
-        self._journal = Journal.create(path, self._subject.line(), self._disk)
+        sealed = None if self._sealer is None else self._sealer.begun
+        self._journal = Journal.create(path, self._subject.line(), self._disk, sealed)
         self._disk.sync_dir(self._area.building)
 
     def _preamble(self, shard: Shard) -> bytes:
         """What stands before the records in a shard."""
-        last = shard.first_token + shard.n_tokens
-        tokens = self._subject.token_ids[shard.first_token : last].astype("<i4").tobytes()
+        tokens = self._tokens_of(shard)
         return shard.header + (tokens if self._sealer is None else self._sealer.tokens(shard.index, tokens))
 
-    @property
-    def _has_journal(self) -> bool:
-        return self._is_document and self._keys is None
+    def _tokens_of(self, shard: Shard) -> bytes:
+        last = shard.first_token + shard.n_tokens
+        return self._subject.token_ids[shard.first_token : last].astype("<i4").tobytes()
 
     @property
     def _is_document(self) -> bool:

@@ -78,6 +78,13 @@ class Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     canary: bytes = b""
 
 
+class SealedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Records from `first_block` on, and the canary, are sealed with another salt: the build was taken up there."""
+
+    first_block: Offset
+    salt: bytes
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of a manifest.
 
@@ -143,6 +150,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def sealed(self) -> Sealed | None:
         raw = self.sections.get("sealed")
         return None if raw is None else msgspec.json.decode(raw, type=Sealed)
+
+    @property
+    def sealed_runs(self) -> list[SealedRun]:
+        raw = self.sections.get("sealed_runs")
+        return [] if raw is None else msgspec.json.decode(raw, type=list[SealedRun])
 
     @property
     def segments(self) -> Segments:

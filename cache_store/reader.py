@@ -10,13 +10,14 @@ import numpy.typing as npt
 from cache_store.disk import open_plain, read_into
 from cache_store.errors import MissReason, SnapshotMiss, SnapshotMoved
 from cache_store.fingerprint import Fingerprint, token_digest
+from cache_store.keyring import KeyRing
 from cache_store.keys import EntryName
 from cache_store.layout import KVLayout
 from cache_store.lock import share
 from cache_store.manifest import Canary, Manifest, Sealed
 from cache_store.pieces import Buffers, Order, Piece, Run, Span, block_spans, layer_spans, plan_spans
 from cache_store.readahead import HeapBuffers, read_ahead, read_inline, read_together
-from cache_store.sealing import KeyRing, Opener, check_sealed_tokens, opener_of
+from cache_store.sealing import Opener, check_sealed_tokens, opener_of
 from cache_store.segments import Segments
 from cache_store.shards import TOKEN_NBYTES, Geometry, Shard, plan_shards
 from cache_store.stored import as_miss, check_identity, located, manifest_in

@@ -7,93 +7,123 @@ in the manifest. Each is over the place too, and over all that the manifest says
 of another snapshot, does not open.
 """
 
-import base64
-import binascii
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from bisect import bisect_right
+from collections.abc import Sequence
 
 import msgspec
 import xxhash
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from cache_store.errors import KeyRefused, MissReason, SnapshotMiss
-from cache_store.manifest import SEAL_SALT_NBYTES, SEAL_TAG_NBYTES, Canary, Manifest, Sealed
+from cache_store.errors import MissReason, SnapshotMiss
+from cache_store.keyring import KeyRing
+from cache_store.manifest import SEAL_SALT_NBYTES, SEAL_TAG_NBYTES, Canary, Manifest, Sealed, SealedRun
 from cache_store.shards import Shard
 
-KEY_NBYTES = 32
-FILE_VARIABLE, KEY_VARIABLE = "PREREAD_ENCRYPTION_KEY_FILE", "PREREAD_ENCRYPTION_KEY"
 _RECORD, _TOKENS, _CANARY = 0, 1, 2
-_OPEN_SECTIONS = frozenset({"canary", "sealed"})
+_OPEN_SECTIONS = frozenset({"canary", "sealed", "sealed_runs"})
 """What of a manifest's sections is not part of the identity: the rest is known before anything is sealed."""
 
 
-class KeyRing:
-    """The operator's key of 32 bytes, and all that is derived from it. `id` names it and tells nothing about it."""
+class _Ciphers:
+    """Of each block its cipher: those of a build that was taken up have several, each from a block on."""
 
-    def __init__(self, key: bytes) -> None:
-        if len(key) != KEY_NBYTES:
-            raise KeyRefused(f"a key has {KEY_NBYTES} bytes, not {len(key)}")
-        self._key = key
-        self.id = _derived(key, b"", b"preread key id", 8).hex()
+    def __init__(self, keys: KeyRing, owner_id: str, sealed: Sealed, runs: Sequence[SealedRun]) -> None:
+        self._firsts = [run.first_block for run in runs]
+        salts = [sealed.salt, *(run.salt for run in runs)]
+        self._ciphers = [keys.for_snapshot(owner_id, salt, sealed.key_id) for salt in salts]
 
-    def for_snapshot(self, owner_id: str, salt: bytes) -> AESGCM:
-        """The cipher of one snapshot."""
-        of_owner = _derived(self._key, b"", b"preread owner " + owner_id.encode(), KEY_NBYTES)
-        return AESGCM(_derived(of_owner, salt, b"preread snapshot", KEY_NBYTES))
+    def of(self, block: int) -> AESGCM:
+        return self._ciphers[bisect_right(self._firsts, block)]
+
+    @property
+    def first(self) -> AESGCM:
+        """Seals the tokens, which are written before any block."""
+        return self._ciphers[0]
+
+    @property
+    def last(self) -> AESGCM:
+        """Seals the canary, which comes behind all blocks."""
+        return self._ciphers[-1]
 
 
 class Sealer:
     """Seals the parts of one snapshot as it is written, and collects their tags. `manifest` is what it will have, but
-    for checksums, time, and canary."""
+    for checksums, time, and canary.
 
-    def __init__(self, keys: KeyRing, manifest: Manifest, n_shards: int) -> None:
-        self._salt = os.urandom(SEAL_SALT_NBYTES)
-        self._key_id = keys.id
-        self._cipher = keys.for_snapshot(manifest.owner_id, self._salt)
+    `begun`, `runs`, `tags`: what the journal of an earlier build has. What is computed again may be other bytes, which
+    must not be sealed with the same key and nonce: it has a salt of its own, see `go_on`."""
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        manifest: Manifest,
+        n_shards: int,
+        begun: Sealed | None = None,
+        runs: Sequence[SealedRun] = (),
+        tags: Sequence[bytes] = (),
+    ) -> None:
+        self._keys, self._owner_id = keys, manifest.owner_id
         self._identity = _identity(manifest)
         self._n_layers = manifest.layout.n_layers
-        self._tags: list[bytes] = []
-        self._token_tags, self._token_checksums = [b""] * n_shards, [b""] * n_shards
+        self._begun = begun or Sealed(keys.id, os.urandom(SEAL_SALT_NBYTES), b"", b"", b"")
+        self.runs = list(runs)
+        self._tags = list(tags)
+        self._ciphers = _Ciphers(keys, self._owner_id, self._begun, self.runs)
+
+    @property
+    def begun(self) -> Sealed:
+        """For the journal, once all tokens are sealed."""
+        return self._begun
+
+    def go_on(self, first_block: int) -> SealedRun:
+        """Seal with a new salt from a block on; tags of blocks from there on are forgotten."""
+        del self._tags[first_block:]
+        self.runs = [run for run in self.runs if run.first_block < first_block]
+        self.runs.append(SealedRun(first_block, os.urandom(SEAL_SALT_NBYTES)))
+        self._ciphers = _Ciphers(self._keys, self._owner_id, self._begun, self.runs)
+        return self.runs[-1]
 
     def tokens(self, shard: int, data: bytes) -> bytes:
-        """The sealed tokens of a shard."""
-        sealed, self._token_tags[shard] = self._seal(_TOKENS, shard, data)
-        self._token_checksums[shard] = checksum_of(sealed)
+        """The sealed tokens of the next shard."""
+        sealed, tag = self._seal(self._ciphers.first, _TOKENS, shard, data)
+        begun = self._begun
+        self._begun = msgspec.structs.replace(
+            begun, token_tags=begun.token_tags + tag, token_checksums=begun.token_checksums + checksum_of(sealed)
+        )
         return sealed
 
-    def records(self, block: int, records: Sequence[bytes | memoryview]) -> list[bytes]:
-        """The sealed records of the next block."""
-        first = block * self._n_layers
-        parts = [self._seal(_RECORD, first + layer, record) for layer, record in enumerate(records)]
-        self._tags += [tag for _, tag in parts]
-        return [sealed for sealed, _ in parts]
+    def opened_tokens(self, shard: int, data: memoryview) -> None:
+        """Open the tokens of a shard that were sealed here, in place. Raises SnapshotMiss."""
+        tag = _nth(self._begun.token_tags, shard)
+        _open(self._ciphers.first, _nonce(_TOKENS, shard), data, tag, self._identity)
+
+    def records(self, block: int, records: Sequence[bytes | memoryview]) -> tuple[list[bytes], bytes]:
+        """The sealed records of a block, and their tags, to be kept once those are written."""
+        cipher, first = self._ciphers.of(block), block * self._n_layers
+        parts = [self._seal(cipher, _RECORD, first + layer, record) for layer, record in enumerate(records)]
+        return [sealed for sealed, _ in parts], b"".join(tag for _, tag in parts)
+
+    def keep(self, tags: bytes) -> None:
+        """The tags of the next block."""
+        self._tags.append(tags)
 
     def opened(self, block: int, layer: int, data: memoryview) -> None:
         """Open a record that was sealed here, in place. Raises SnapshotMiss."""
-        index = block * self._n_layers + layer
-        _open(self._cipher, _nonce(_RECORD, index), data, self._tags[index], self._identity)
+        nonce, tag = _nonce(_RECORD, block * self._n_layers + layer), _nth(self._tags[block], layer)
+        _open(self._ciphers.of(block), nonce, data, tag, self._identity)
 
     def section(self, canary: Canary | None) -> Sealed:
-        """For the manifest."""
+        """For the manifest, beside `runs`."""
         sealed = b""
         if canary is not None:
-            sealed = b"".join(self._seal(_CANARY, 0, msgspec.json.encode(canary)))
-        return Sealed(
-            self._key_id,
-            self._salt,
-            b"".join(self._tags),
-            b"".join(self._token_tags),
-            b"".join(self._token_checksums),
-            sealed,
-        )
+            sealed = b"".join(self._seal(self._ciphers.last, _CANARY, 0, msgspec.json.encode(canary)))
+        return msgspec.structs.replace(self._begun, tags=b"".join(self._tags), canary=sealed)
 
-    def _seal(self, kind: int, index: int, data: bytes | memoryview) -> tuple[bytes, bytes]:
-        sealed = self._cipher.encrypt(_nonce(kind, index), data, self._identity)
+    def _seal(self, cipher: AESGCM, kind: int, index: int, data: bytes | memoryview) -> tuple[bytes, bytes]:
+        sealed = cipher.encrypt(_nonce(kind, index), data, self._identity)
         return sealed[:-SEAL_TAG_NBYTES], sealed[-SEAL_TAG_NBYTES:]
 
 
@@ -101,32 +131,33 @@ class Opener:
     """Opens the parts of one snapshot. Raises SnapshotMiss (`key`) for one that another key sealed."""
 
     def __init__(self, keys: KeyRing, manifest: Manifest, sealed: Sealed) -> None:
-        if sealed.key_id != keys.id:
+        if not keys.has(sealed.key_id):
             raise SnapshotMiss(MissReason.KEY, "the snapshot is encrypted with another key")
         self._sealed = sealed
-        self._cipher = keys.for_snapshot(manifest.owner_id, sealed.salt)
+        self._ciphers = _Ciphers(keys, manifest.owner_id, sealed, manifest.sealed_runs)
         self._identity = _identity(manifest)
         self._n_layers = manifest.layout.n_layers
 
     def tokens(self, shard: int, data: memoryview) -> None:
         """Open a shard's tokens in place. Raises SnapshotMiss (`checksum`), as the others do."""
-        self._open(_TOKENS, shard, data, self._sealed.token_tags)
+        self._open(self._ciphers.first, _TOKENS, shard, data, self._sealed.token_tags)
 
     def record(self, block: int, layer: int, data: memoryview) -> None:
         """Open a record in place."""
-        self._open(_RECORD, block * self._n_layers + layer, data, self._sealed.tags)
+        index = block * self._n_layers + layer
+        self._open(self._ciphers.of(block), _RECORD, index, data, self._sealed.tags)
 
     def canary(self) -> Canary | None:
         if not self._sealed.canary:
             return None
         sealed = self._sealed.canary
         data = bytearray(sealed[:-SEAL_TAG_NBYTES])
-        _open(self._cipher, _nonce(_CANARY, 0), memoryview(data), sealed[-SEAL_TAG_NBYTES:], self._identity)
+        tag = sealed[-SEAL_TAG_NBYTES:]
+        _open(self._ciphers.last, _nonce(_CANARY, 0), memoryview(data), tag, self._identity)
         return msgspec.json.decode(data, type=Canary)
 
-    def _open(self, kind: int, index: int, data: memoryview, tags: bytes) -> None:
-        at = index * SEAL_TAG_NBYTES
-        _open(self._cipher, _nonce(kind, index), data, tags[at : at + SEAL_TAG_NBYTES], self._identity)
+    def _open(self, cipher: AESGCM, kind: int, index: int, data: memoryview, tags: bytes) -> None:
+        _open(cipher, _nonce(kind, index), data, _nth(tags, index), self._identity)
 
 
 def opener_of(manifest: Manifest, keys: KeyRing | None) -> Opener | None:
@@ -146,40 +177,6 @@ def check_sealed_tokens(sealed: Sealed, shard: Shard, data: memoryview) -> None:
         raise SnapshotMiss(MissReason.CHECKSUM, f"the tokens of {shard.file_name} are damaged")
 
 
-def load_keys(file: str, environment: Mapping[str, str] = os.environ) -> KeyRing | None:
-    """The key in a file, or else in PREREAD_ENCRYPTION_KEY; None where neither is given. 64 hex digits, or base64 of 32
-    bytes. Raises KeyRefused, without a word of what was read."""
-    if file:
-        try:
-            text = Path(file).expanduser().read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise KeyRefused(f"{FILE_VARIABLE}: {file} cannot be read: {why}") from None
-        return KeyRing(_parsed(text, FILE_VARIABLE))
-    text = environment.get(KEY_VARIABLE, "")
-    return KeyRing(_parsed(text, KEY_VARIABLE)) if text else None
-
-
-def check_key(root: Path, keys: KeyRing | None) -> None:
-    """Compare with the key that the store below `root` is used with, and note the first. Raises KeyRefused."""
-    note = root / "key"
-    try:
-        noted = note.read_text().strip()
-    except FileNotFoundError:
-        if keys is not None:
-            note.write_text(keys.id + "\n")
-        return
-    except (OSError, UnicodeDecodeError) as error:
-        raise KeyRefused(f"{note} cannot be read: {error}") from None
-    if keys is not None and keys.id == noted:
-        return
-    found = "no key is given" if keys is None else f"the key given is another ({keys.id})"
-    raise KeyRefused(
-        f"the snapshots in {root} are encrypted with the key {noted}, and {found}. Give that key ({FILE_VARIABLE} or "
-        f"{KEY_VARIABLE}). Without it they cannot be read: remove {note} to have the documents read again"
-    )
-
-
 def _open(cipher: AESGCM, nonce: bytes, data: memoryview, tag: bytes, identity: bytes) -> None:
     try:
         data[:] = cipher.decrypt(nonce, b"".join((data, tag)), identity)
@@ -190,10 +187,6 @@ def _open(cipher: AESGCM, nonce: bytes, data: memoryview, tag: bytes, identity: 
 def checksum_of(data: bytes | memoryview) -> bytes:
     """xxh3-64, little-endian."""
     return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
-
-
-def _derived(key: bytes, salt: bytes, info: bytes, nbytes: int) -> bytes:
-    return HKDF(SHA256(), nbytes, salt or None, info).derive(key)
 
 
 def _nonce(kind: int, index: int) -> bytes:
@@ -208,14 +201,5 @@ def _identity(manifest: Manifest) -> bytes:
     return hashlib.blake2b(data, digest_size=32).digest()
 
 
-def _parsed(text: str, variable: str) -> bytes:
-    text = "".join(text.split())
-    try:
-        key = bytes.fromhex(text) if len(text) == 2 * KEY_NBYTES else base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error):
-        key = b""
-    if len(key) != KEY_NBYTES:
-        raise KeyRefused(
-            f"{variable} is no key: it takes 64 hex digits (`openssl rand -hex 32`), or base64 of 32 bytes"
-        )
-    return key
+def _nth(tags: bytes, index: int) -> bytes:
+    return tags[index * SEAL_TAG_NBYTES : (index + 1) * SEAL_TAG_NBYTES]

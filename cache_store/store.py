@@ -17,6 +17,7 @@ from cache_store.disk import Disk, storage_errors
 from cache_store.errors import BudgetExceeded, MissReason, SnapshotMiss, SnapshotMoved, StorageFailed
 from cache_store.eviction import Candidate, Eviction, Evictor, Policy
 from cache_store.fingerprint import Fingerprint
+from cache_store.keyring import KeyRing
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVLayout
 from cache_store.lock import BuildLock
@@ -24,7 +25,6 @@ from cache_store.marks import Marks
 from cache_store.quarantine import QuarantineNote, set_aside
 from cache_store.reader import SnapshotReader
 from cache_store.removal import discard_all
-from cache_store.sealing import KeyRing
 from cache_store.segments import WHOLE, Segments
 from cache_store.slots import Counts
 from cache_store.speeds import SpeedBook

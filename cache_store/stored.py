@@ -29,7 +29,7 @@ from cache_store.slots import check_slots
 
 MANIFEST_LIMIT = 32 << 20
 """Bytes a manifest may have; that of a million tokens of an 80-layer model has 4 MB."""
-SECTIONS = frozenset({"canary", "resident", "slots", "sealed"})
+SECTIONS = frozenset({"canary", "resident", "slots", "sealed", "sealed_runs"})
 """Optional sections this version understands; any other makes the snapshot a miss (`version`)."""
 _FIELDS = frozenset(Manifest.__struct_fields__)
 _RETENTION = frozenset(SegmentFields.__struct_fields__)
@@ -104,7 +104,8 @@ def decode_manifest(data: bytes) -> Manifest:
     _check_version(body)
     try:
         manifest = msgspec.json.decode(body, type=Manifest)
-        _ = manifest.canary, manifest.resident_rows, manifest.slots, manifest.segments, manifest.sealed
+        _ = manifest.canary, manifest.resident_rows, manifest.slots, manifest.segments
+        _ = manifest.sealed, manifest.sealed_runs
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise SnapshotMiss(MissReason.CHECKSUM, f"the manifest is not valid: {error}") from None
     _check_counts(manifest)
@@ -186,7 +187,10 @@ def _check_slots(manifest: Manifest, layout: KVLayout) -> None:
 
 
 def _check_sealed(manifest: Manifest) -> None:
-    sealed = manifest.sealed
+    sealed, runs = manifest.sealed, manifest.sealed_runs
+    firsts = [run.first_block for run in runs]
+    if firsts != sorted(set(firsts)) or any(len(run.salt) != SEAL_SALT_NBYTES for run in runs):
+        raise SnapshotMiss(MissReason.CHECKSUM, "the runs of sealed blocks cannot be")
     if sealed is None:
         return
     n_shards = len(manifest.shard_nbytes)

@@ -49,6 +49,9 @@ class Settings(BaseSettings):
         0, ge=0, description="Tokens of document, turns and answer together; 0 takes the model's own."
     )
     max_batch: int = Field(4, ge=1, le=256, description="Answers computed in one forward.")
+    engine_timeout_s: float = Field(
+        30.0, ge=0, description="An engine process that says nothing for so long is killed and started again; 0: never."
+    )
     fetch_rounds: int = Field(
         1,
         ge=1,

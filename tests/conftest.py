@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
+from tests.cache_store.tiers.servers import RedisServer
 from tests.postgres import PostgresServer
 from tests.service.engine.exl2_engine.interpreted import use_interpreter
 
@@ -47,6 +48,22 @@ def postgres(postgres_session: PostgresServer) -> Iterator[PostgresServer]:
         postgres_session.thaw()
     else:
         postgres_session.start()
+
+
+@pytest.fixture(scope="session")
+def redis_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def redis_server(redis_session: RedisServer) -> RedisServer:
+    """An empty Redis, which a test leaves running."""
+    client = redis_session.client()
+    client.flushall()
+    client.close()
+    return redis_session
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from cache_store.errors import KeyRefused
-from cache_store.sealing import check_key, load_keys
+from cache_store.keyring import check_key, load_keys
 from cache_store.store import SnapshotStore
 from cache_store.tiers.breaker import GuardedTier
 from cache_store.tiers.errors import TierSettings

@@ -224,6 +224,8 @@ class TieredStore(SnapshotStore):
                 if self._bring_from(tier, name, check):
                     return tier.name
             except SnapshotMiss as found:
+                if found.reason is MissReason.KEY:
+                    miss.reason = found.reason
                 miss.detail += f"; {tier.name}: {found.detail}"
             except (TierDown, TierRefused, BuildLocked, BudgetExceeded, StorageFailed) as error:
                 miss.detail += f"; {tier.name}: {error}"

@@ -1,7 +1,7 @@
 """Everything a document leaves outside its rows, and how it is removed, tier by tier."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,6 +107,12 @@ class Artifacts:
         """Keep those of these documents from being evicted, and no others. Raises StorageFull."""
         pairs = {(document.owner_id, document.document_id) for document in documents}
         await asyncio.to_thread(self._store.pin_only, pairs)
+
+    async def pin_elsewhere(self, read: Callable[[], Awaitable[Sequence[DocumentRef]]]) -> None:
+        """Keep what `read` gives on disks that only the engine reaches, and nothing else; without such, nothing is
+        read."""
+        if isinstance(self._engine, OwnDisks):
+            await self._engine.pin_only(read)
 
     async def finish_removals(self) -> None:
         """Remove what was deleted while a tier was down."""

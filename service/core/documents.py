@@ -14,6 +14,7 @@ from service.core.deletion import Deletion, expired
 from service.core.files import Files
 from service.core.jobs import Jobs
 from service.core.outages import KEEP_S, through_outages
+from service.core.pins import settle_far_pins
 from service.core.progress import Progress, ProgressBoard
 from service.core.uploads import check_title, check_ttl, check_visibility
 from service.db.engine import Database
@@ -105,6 +106,7 @@ class DocumentService:
             await record(uow, self._clock.now(), owner_id, "change", document_id)
         if changes.pinned is not None:
             await self._artifacts.pin(DocumentRef(owner_id, document_id), changes.pinned)
+            await settle_far_pins(self._db, self._artifacts)
         return await self.get(owner_id, document_id)
 
     async def cancel(self, owner_id: str, document_id: str) -> DocumentView:

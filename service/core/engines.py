@@ -54,7 +54,7 @@ async def start_supervised(settings: Settings) -> "EngineSupervisor":
     """A child process with the model. Returns once it answers."""
     from service.engine.remote.supervisor import EngineSupervisor
 
-    engine = EngineSupervisor(engine_config(settings))
+    engine = EngineSupervisor(engine_config(settings), silent_s=settings.engine_timeout_s)
     await engine.start()
     return engine
 

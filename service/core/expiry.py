@@ -1,12 +1,14 @@
-"""Removes documents whose time is over, what removals left in a tier that was down, and old records."""
+"""Removes documents whose time is over, what a tier that was down missed, old records; tells again what is pinned."""
 
 import asyncio
 
 import structlog
 
+from service.core.artifacts import Artifacts
 from service.core.background import Background
 from service.core.clock import Clock
 from service.core.deletion import Deletion
+from service.core.pins import settle_far_pins
 from service.core.quotas import day_of
 from service.core.repeats import KEPT_S
 from service.db.engine import Database
@@ -19,8 +21,17 @@ class Sweeper(Background):
     """A background task that asks `Deletion` every `interval_s` seconds. Lines of the audit log are kept for
     `audit_s`."""
 
-    def __init__(self, deletion: Deletion, interval_s: float, db: Database, clock: Clock, audit_s: float) -> None:
+    def __init__(
+        self,
+        deletion: Deletion,
+        artifacts: Artifacts,
+        interval_s: float,
+        db: Database,
+        clock: Clock,
+        audit_s: float,
+    ) -> None:
         self._deletion = deletion
+        self._artifacts = artifacts
         self._interval_s = interval_s
         self._db = db
         self._clock = clock
@@ -32,6 +43,7 @@ class Sweeper(Background):
                 await self._deletion.delete_expired()
                 await self._deletion.finish_far()
                 await self._forget_records()
+                await settle_far_pins(self._db, self._artifacts)
             except Exception as error:
                 _log.error("expired documents were not removed", exc_info=error)
             await asyncio.sleep(self._interval_s)

@@ -6,6 +6,7 @@ from service.core import statuses
 from service.core.artifacts import Artifacts
 from service.core.deletion import Deletion
 from service.core.files import Files
+from service.core.pins import settle_pins
 from service.db.engine import Database
 from service.engine.messages import DocumentRef
 from service.errors import StorageFull
@@ -22,7 +23,6 @@ async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files:
     async with db.reading() as uow:
         ended = await uow.documents.with_status(_ENDED_BADLY)
         known = await uow.documents.ids()
-        pinned = await uow.documents.pinned()
     # When a document fails its file goes last: one that is still there says that the clean-up was cut.
     for row in ended:
         if files.path(row.id).exists():
@@ -30,10 +30,7 @@ async def recover(db: Database, deletion: Deletion, artifacts: Artifacts, files:
                 await artifacts.remove(DocumentRef(row.owner_id, row.id))
             except StorageFull as error:  # the next start tries again
                 _log.warning("leftovers of a document stay", document_id=row.id, exc_info=error)
-    try:
-        await artifacts.pin_only([DocumentRef(*pair) for pair in pinned])
-    except StorageFull as error:  # only what is evicted first depends on it
-        _log.warning("pinned documents are not marked", exc_info=error)
+    await settle_pins(db, artifacts)
     # Other processes take in uploads now: of theirs only what is old cannot be on its way.
     if n_swept := files.sweep(known, older_than_s=0.0 if alone else SHARED_AGE_S):
         _log.info("uploads without a document removed", count=n_swept)

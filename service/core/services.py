@@ -91,7 +91,12 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
         watch.start()
     leases.start()
     sweeper = Sweeper(
-        services.deletion, settings.sweep_interval_s, adapters.db, adapters.clock, settings.audit_days * DAY_S
+        services.deletion,
+        artifacts,
+        settings.sweep_interval_s,
+        adapters.db,
+        adapters.clock,
+        settings.audit_days * DAY_S,
     )
     stack.push_async_callback(sweeper.close)
     sweeper.start()

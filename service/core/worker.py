@@ -33,7 +33,7 @@ async def run_worker(settings: Settings, engine: EngineSupervisor | None = None)
     datadir.prepare(settings)
     async with AsyncExitStack() as stack:
         stack.enter_context(datadir.lock(settings.data_dir, "worker"))
-        engine = engine or EngineSupervisor(engine_config(settings))
+        engine = engine or EngineSupervisor(engine_config(settings), silent_s=settings.engine_timeout_s)
         stack.push_async_callback(engine.close)
         worker = FleetWorker(settings.fleet_url, engine, _place(settings))
         stop = _stopped_by_signals()
@@ -56,6 +56,7 @@ def _place(settings: Settings) -> Place:
         free_nbytes=lambda: shutil.disk_usage(settings.store_dir).free,
         delete=store.delete,
         deletions=settings.data_dir / "worker.deletions",
+        pin_only=store.pin_only,
     )
 
 

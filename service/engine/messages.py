@@ -2,7 +2,7 @@
 
 import msgspec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class DocumentRef(msgspec.Struct, frozen=True):

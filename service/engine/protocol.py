@@ -6,7 +6,7 @@
 Between the two stand the scheduler (continuous batching, sampling, text) and the host (snapshots on disk).
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -320,6 +320,12 @@ class OwnDisks(Protocol):
     async def delete(self, owner_id: str, snapshots: Sequence[tuple[str, str]]) -> ReleaseDone:
         """Remove snapshots of an owner, pairs of kind and id, from these disks. One that is not reached now does it
         when it is back, and is not counted. Does not raise."""
+        ...
+
+    async def pin_only(self, read: Callable[[], Awaitable[Sequence[DocumentRef]]]) -> None:
+        """Keep the snapshots of these documents from being evicted from these disks, and no others. `read` gives them,
+        and is called once it is known what was kept before. One that is not reached now does it when it is back. Raises
+        what `read` raises."""
         ...
 
 

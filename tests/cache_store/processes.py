@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cache_store.area import DIRECTORIES
 from cache_store.errors import BudgetExceeded, BuildLocked, MissReason, SnapshotMiss
+from cache_store.keyring import KeyRing
 from cache_store.keys import SnapshotKey
 from cache_store.store import SnapshotStore
 from tests.cache_store.recipes import FINGERPRINT, KEY, RESIDENT, SLOTS, Recipe, StepDisk
@@ -18,11 +19,14 @@ DOCUMENT = Recipe(n_tokens=12)
 TURN = replace(DOCUMENT, key=SnapshotKey("alice", "turn", "turn-1"))
 ROWS = replace(RESIDENT, n_tokens=12)
 CHANGED = replace(DOCUMENT, seed=7)
+KEYS = KeyRing(bytes(range(32)))
 
 
-def killed_builds(root: Path, recipe: Recipe, prepare: Callable[[SnapshotStore], object]) -> None:
+def killed_builds(
+    root: Path, recipe: Recipe, prepare: Callable[[SnapshotStore], object], keys: KeyRing | None = None
+) -> None:
     """For each step of a build: a fresh store in ``root/<step>`` whose builder died just before it."""
-    killed_at_every_step(root, prepare, lambda store: recipe.build(store))
+    killed_at_every_step(root, prepare, lambda store: recipe.build(store), keys)
 
 
 def killed_deletions(root: Path) -> None:
@@ -48,13 +52,16 @@ def killed_quarantines(root: Path) -> None:
 
 
 def killed_at_every_step(
-    root: Path, prepare: Callable[[SnapshotStore], object], act: Callable[[SnapshotStore], object]
+    root: Path,
+    prepare: Callable[[SnapshotStore], object],
+    act: Callable[[SnapshotStore], object],
+    keys: KeyRing | None = None,
 ) -> None:
     for step in range(1000):
         prepare(SnapshotStore(root / f"{step:03d}"))
         pid = os.fork()
         if not pid:
-            act(SnapshotStore(root / f"{step:03d}", disk=StepDisk(killer(step))))
+            act(SnapshotStore(root / f"{step:03d}", disk=StepDisk(killer(step)), keys=keys))
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         if os.waitstatus_to_exitcode(status) == 0:
@@ -123,6 +130,8 @@ def hold(root: Path) -> None:
 def main(what: str, root: Path, *rest: str) -> None:
     if what == "document":
         killed_builds(root, DOCUMENT, lambda store: None)
+    elif what == "sealed":
+        killed_builds(root, DOCUMENT, lambda store: None, KEYS)
     elif what == "turn":
         killed_builds(root, TURN, lambda store: None)
     elif what == "resident":

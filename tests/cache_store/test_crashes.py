@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from cache_store.errors import MissReason, SnapshotMiss
+from cache_store.keyring import KeyRing
 from cache_store.store import SnapshotStore
-from tests.cache_store.processes import CHANGED, DOCUMENT, ROWS, TURN
+from tests.cache_store.processes import CHANGED, DOCUMENT, KEYS, ROWS, TURN
 from tests.cache_store.recipes import FINGERPRINT, KEY, SLOTS, Recipe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -61,22 +62,24 @@ def expect_tidy(store: SnapshotStore, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "recipe"), [("document", DOCUMENT), ("turn", TURN), ("resident", ROWS), ("slots", SLOTS)]
+    ("what", "recipe"),
+    [("document", DOCUMENT), ("sealed", DOCUMENT), ("turn", TURN), ("resident", ROWS), ("slots", SLOTS)],
 )
 def test_killed_while_building(what: str, recipe: Recipe, tmp_path: Path) -> None:
     at_once, swept = tmp_path / "at once", tmp_path / "swept"
+    keys = KEYS if what == "sealed" else None
     for root in each_crash(what, at_once):
         shutil.copytree(root, swept / root.name, symlinks=True)
     for roots, sweep_first in ((at_once, False), (swept, True)):
-        done = [n for root in sorted(roots.iterdir()) if (n := finished(root, recipe, sweep_first)) is not None]
+        done = [n for root in sorted(roots.iterdir()) if (n := finished(root, recipe, sweep_first, keys)) is not None]
         # The later the kill, the more is kept of a document; of a turn or of resident rows nothing needs to be.
         assert done == sorted(done)
-        assert done[-1] == (2 if what == "document" else 0)
+        assert done[-1] == (2 if what in ("document", "sealed") else 0)
 
 
-def finished(root: Path, recipe: Recipe, sweep_first: bool) -> int | None:
+def finished(root: Path, recipe: Recipe, sweep_first: bool, keys: KeyRing | None) -> int | None:
     """Make a snapshot whole that a kill left; the blocks that were there, None where it was whole."""
-    store = SnapshotStore(root)
+    store = SnapshotStore(root, keys=keys)
     whole, n_done = found(store, recipe), None
     if sweep_first:
         kept = store.sweep().kept_builds

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from cache_store.errors import KeyRefused, MissReason, SnapshotMiss
+from cache_store.keyring import KeyRing, check_key, load_keys
 from cache_store.keys import SnapshotKey
 from cache_store.manifest import Manifest, encode_manifest
-from cache_store.sealing import KeyRing, check_key, load_keys
 from cache_store.store import SnapshotStore
 from cache_store.stored import decode_manifest
 from cache_store.tiers.memory import MemoryTier
@@ -176,17 +176,6 @@ def test_damage_shows_without_the_key(store: SnapshotStore, root: Path) -> None:
         path.write_bytes(data)
 
 
-def test_an_unfinished_build_is_begun_anew(store: SnapshotStore, root: Path) -> None:
-    recipe = Recipe()
-    with recipe.begin(store) as builder:
-        builder.append(recipe.blocks[0])
-        assert builder.block_records(0) == recipe.blocks[0]
-    assert store.usage() == 0
-    with recipe.begin(store) as builder:
-        assert builder.n_blocks_done == 0
-        builder.abort()
-
-
 def test_tiers_carry_it_without_a_key(root: Path, tmp_path: Path) -> None:
     far, recipe = MemoryTier("far", durable=True), Recipe()
     here = TieredStore(root, [far], uploads=False, keys=KEYS)
@@ -202,7 +191,7 @@ def test_tiers_carry_it_without_a_key(root: Path, tmp_path: Path) -> None:
     assert recipe.read(there) == recipe.blocks
     for keys in (None, OTHERS):
         other = TieredStore(tmp_path / f"other-{keys is None}", [far], uploads=False, keys=keys)
-        assert miss_of(other, recipe).reason is MissReason.ABSENT
+        assert miss_of(other, recipe).reason is MissReason.KEY
         assert "far: the snapshot is encrypted" in miss_of(other, recipe).detail
     assert len(far.copies) == 1
     for each in (here, clear, there):
@@ -242,6 +231,27 @@ def test_a_store_is_opened_with_its_key_only(tmp_path: Path, root: Path, monkeyp
     (root / "key").unlink()
     check_key(root, None)
     assert "keys" not in json.dumps([path.name for path in root.iterdir()])
+
+
+def test_a_new_key_before_the_old_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sealed before is opened as ever, what comes is sealed with the new one, and then the old one may go."""
+    old, new = bytes(range(32)), bytes(range(1, 33))
+    first, second = Recipe(), Recipe(key=SnapshotKey("alice", "document", "doc-2"))
+    opened = {}
+    for text in (old.hex(), f"{new.hex()}\n{old.hex()}\n", new.hex()):
+        monkeypatch.setenv("PREREAD_ENCRYPTION_KEY", text)
+        opened[text] = open_store(root, TierConfig(), uploads=False)
+        if text == old.hex():
+            first.build(opened[text])
+        elif "\n" in text:
+            assert first.read(opened[text]) == first.blocks
+            second.build(opened[text])
+    assert second.read(opened[text]) == second.blocks
+    assert miss_of(opened[text], first).reason is MissReason.KEY
+    assert (root / "key").read_text().strip() == KeyRing(new).id
+    monkeypatch.setenv("PREREAD_ENCRYPTION_KEY", old.hex())
+    with pytest.raises(KeyRefused, match="behind a new one to change it"):
+        open_store(root, TierConfig(), uploads=False)
 
 
 def test_two_owners_have_two_keys() -> None:

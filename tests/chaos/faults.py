@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from tests.chaos.world import HEARTBEAT_S, World
+from tests.e2e.server import START_S
 
 Fault = Callable[[World, Random], None]
 STALL_S = 3.0
@@ -32,6 +33,14 @@ def freeze_worker(world: World, random: Random) -> None:
     worker.freeze()
     time.sleep(HEARTBEAT_S * random.uniform(4, 8))
     worker.thaw()
+
+
+def hang_engine(world: World, random: Random) -> None:
+    """The engine of a worker stands still, and its worker does not: it kills it, and starts another one."""
+    worker = random.choice(world.workers)
+    hung = worker.engine()
+    hung.suspend()
+    hung.wait(START_S)
 
 
 def stop_worker(world: World, random: Random) -> None:
@@ -128,8 +137,8 @@ def _wait(random: Random) -> None:
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
-        kill_worker, lose_worker_disk, freeze_worker, stop_worker, kill_api, kill_redis, flush_redis, fill_redis,
-        stall_redis, kill_postgres, stall_postgres, kill_object_store, stall_object_store,
+        kill_worker, lose_worker_disk, freeze_worker, hang_engine, stop_worker, kill_api, kill_redis, flush_redis,
+        fill_redis, stall_redis, kill_postgres, stall_postgres, kill_object_store, stall_object_store,
         object_store_fails, object_store_lies,
     )
 }  # fmt: skip

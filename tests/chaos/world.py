@@ -18,6 +18,7 @@ FAKE = {"fake_from_kv": True, "fake_layer_s": 0.02, "fake_step_s": 0.01}
 """Answers follow from the stored bytes: a wrong byte anywhere is another answer."""
 HEARTBEAT_S = 0.4
 LEASE_S = 1.5
+ENGINE_TIMEOUT_S = 3.0
 
 
 class World:
@@ -48,7 +49,7 @@ class World:
         shared: dict[str, Any] = {
             "fleet_url": self.redis.url, "fleet_heartbeat_s": HEARTBEAT_S, "worker_grace_s": 10,
             "redis_url": self.redis.url, "object_url": self.s3.url,
-            "lease_s": LEASE_S, "sweep_interval_s": 2, **engine, **settings,
+            "lease_s": LEASE_S, "sweep_interval_s": 2, "engine_timeout_s": ENGINE_TIMEOUT_S, **engine, **settings,
         }  # fmt: skip
         serving = shared | {"database_url": url}
         self.apis = [Server(directory / "api", name=f"-{n}", **serving) for n in range(n_apis)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cache_store.tiers.servers import RedisServer, S3Server
 from tests.e2e.server import Server
 
 
@@ -23,6 +24,25 @@ def serve_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
     """Starts servers that all tests of a module share."""
     with ExitStack() as stack:
         yield _starter(tmp_path_factory.mktemp("shared"), stack)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A module's own, which its tests may kill and start again."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3Server]:
+    """A module's own, with all that its servers need in the environment."""
+    server = S3Server()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+    server.close()
 
 
 def _starter(directory: Path, stack: ExitStack) -> Callable[..., Server]:

@@ -27,7 +27,7 @@ async def serve(options: dict[str, Any]) -> None:
     configure_logging(settings)
     model_dir = options.get("model_dir")
     prompts = load_prompts(Path(model_dir)) if model_dir else fake_prompts()
-    engine = EngineSupervisor(config_of(settings, options))
+    engine = EngineSupervisor(config_of(settings, options), silent_s=settings.engine_timeout_s)
     # uvicorn hands the signal on when it is done, which must not end the process before the engine.
     signal.signal(signal.SIGTERM, lambda *_: None)
     await engine.start()

@@ -16,4 +16,5 @@ from tests.e2e.fake_server import config_of
 if __name__ == "__main__":
     settings = Settings(engine="fake")
     configure_logging(settings)
-    asyncio.run(run_worker(settings, EngineSupervisor(config_of(settings, json.loads(sys.argv[1])))))
+    config = config_of(settings, json.loads(sys.argv[1]))
+    asyncio.run(run_worker(settings, EngineSupervisor(config, silent_s=settings.engine_timeout_s)))

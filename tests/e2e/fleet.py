@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.e2e.server import PREREAD, ROOT, START_S, until
+from tests.e2e.server import PREREAD, ROOT, START_S, engine_of, until
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 _SERVES = re.compile(rb"worker (\S+) serves")
@@ -48,12 +48,13 @@ class WorkerProcess:
                 command, cwd=ROOT, env=self._environment(), stdout=log, stderr=log, start_new_session=True
             )
         until(lambda: self._serves(seen), "the worker does not start", START_S)
-        self._children = psutil.Process(self.pid).children(recursive=True)
+        self._look()
         return self
 
     def stop(self, within_s: float = 60.0) -> int:
         """SIGTERM; its exit status."""
         assert self._process is not None
+        self._look()
         self._process.send_signal(signal.SIGTERM)
         try:
             status = self._process.wait(within_s)
@@ -64,6 +65,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """SIGKILL to it alone; its engine must end by itself."""
         assert self._process is not None
+        self._look()
         self._process.kill()
         self._process.wait()
         _, alive = psutil.wait_procs(self._children, timeout=30)
@@ -73,12 +75,17 @@ class WorkerProcess:
 
     def freeze(self) -> None:
         """SIGSTOP to it and its engine, as when a machine stands still."""
+        self._look()
         for process in [psutil.Process(self.pid), *self._children]:
             process.suspend()
 
     def thaw(self) -> None:
         for process in [*self._children, psutil.Process(self.pid)]:
             process.resume()
+
+    def engine(self) -> psutil.Process:
+        """The engine's process, as it is now."""
+        return engine_of(self.pid)
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
@@ -89,6 +96,11 @@ class WorkerProcess:
     def __exit__(self, *_: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self.stop()
+
+    def _look(self) -> None:
+        """Know its children, of which one may have been replaced."""
+        if self._process is not None and self._process.poll() is None:
+            self._children = psutil.Process(self.pid).children(recursive=True) or self._children
 
     def _serves(self, seen: int) -> bool:
         assert self._process is not None

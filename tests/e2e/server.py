@@ -82,10 +82,7 @@ class Server:
 
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        for child in psutil.Process(self.pid).children():
-            if any("service.engine.remote" in part for part in child.cmdline()):
-                return child
-        raise AssertionError("the server has no engine process")
+        return engine_of(self.pid)
 
     def kill_engine(self) -> None:
         """SIGKILL to the engine's process; the server starts another one."""
@@ -242,6 +239,14 @@ class Server:
         for process in alive:
             process.kill()
         assert not alive, f"processes outlived the server: {alive}"
+
+
+def engine_of(pid: int) -> psutil.Process:
+    """The engine's process of a server or worker."""
+    for child in psutil.Process(pid).children():
+        if any("service.engine.remote" in part for part in child.cmdline()):
+            return child
+    raise AssertionError("the server has no engine process")
 
 
 def until(check: Callable[[], Any], what: str, within_s: float = 120.0, *, every_s: float = 0.02) -> Any:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,17 @@ TEXT = b"The keeper of the lighthouse is Marta Kovalenko. " * 20
 WORDS = " ".join(f"w{n}" for n in range(40))
 FAKE = {"fake_script": [*WORDS.encode(), 256], "fake_step_s": 0.02}
 HEARTBEAT_S = 0.4
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
+ENGINE_TIMEOUT_S = 4.0
 
 
 @pytest.fixture(scope="module")
 def shared(redis: RedisServer) -> dict[str, Any]:
-    return {"fleet_url": redis.url, "fleet_heartbeat_s": HEARTBEAT_S, "worker_grace_s": 20}
+    return {
+        "fleet_url": redis.url,
+        "fleet_heartbeat_s": HEARTBEAT_S,
+        "worker_grace_s": 20,
+        "engine_timeout_s": ENGINE_TIMEOUT_S,
+    }
 
 
 def test_a_server_without_an_engine_answers_through_a_worker(shared: dict[str, Any], tmp_path: Path):
@@ -89,6 +88,12 @@ def test_workers_are_killed_frozen_and_stopped(redis: RedisServer, shared: dict[
 
             assert is_told(broken(server, session, lambda: (redis.kill(), redis.start())))
             assert asked(server, session)["answer"] == WORDS
+
+            hung = one.engine()
+            assert is_told(broken(server, session, hung.suspend))
+            assert asked(server, session)["answer"] == WORDS
+            assert not hung.is_running(), "the engine was killed, and its worker was not"
+            assert f"said nothing for {ENGINE_TIMEOUT_S:g} s" in one.log()
 
             with WorkerProcess(tmp_path / "w2", fake=FAKE, **shared) as two:
                 assert is_told(broken(server, session, one.kill))

@@ -1,7 +1,7 @@
 """A server whose store is lost: documents and sessions come back from Redis and S3, and deletion reaches both."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -11,23 +11,6 @@ from tests.e2e.server import Server, until
 ANSWER = [*b"All is well.", 256]
 DOCUMENT = b"The ferry to Inchcolm leaves at 9.40 from the east pier.\n\n" * 6
 EVERYWHERE = dict.fromkeys(("disk", "redis", "object"), "ready")
-
-
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        yield server
-    server.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,19 +3,21 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from service.engine.fleet import keys
 from service.engine.fleet.dispatch import Dispatcher, Place, Run
 from service.engine.fleet.link import Link, LinkDown
+from service.engine.fleet.pins import tell_pinned
 from service.engine.fleet.reader import EventReader
 from service.engine.fleet.records import (
     NO_WORKER,
     UNKNOWN,
     UNSENT_BUILD,
     Delete,
+    FollowPins,
     Pointer,
     Refused,
     decode_pointer,
@@ -145,6 +147,12 @@ class FleetClient:
                 message = Delete(owner_id, message.snapshots, replies[0].decode())
         return await self._released(message)
 
+    async def pin_only(self, read: Callable[[], Awaitable[Sequence[DocumentRef]]]) -> None:
+        """As `OwnDisks.pin_only` says: on the disks of all workers."""
+        with suppress(LinkDown):
+            if await tell_pinned(self._link, read):
+                await self._ask_all(FollowPins())
+
     async def release_session(self, session_id: str) -> None:
         await self._ask_all(wire.ReleaseSession(0, session_id))
 
@@ -214,7 +222,7 @@ class FleetClient:
         done = [reply.released for reply in replies if reply.released is not None]
         return ReleaseDone(sum(each.objects for each in done), sum(each.nbytes for each in done))
 
-    async def _ask_all(self, message: wire.Release | wire.ReleaseSession | Delete) -> list[wire.Reply]:
+    async def _ask_all(self, message: wire.Release | wire.ReleaseSession | Delete | FollowPins) -> list[wire.Reply]:
         calls = [self._dispatcher.call(worker, message, CALL_S) for worker in self._roster.all]
         return [reply for reply in await asyncio.gather(*calls) if reply is not None]
 

@@ -10,6 +10,9 @@ INFO = PREFIX + b"info"
 DELETED = PREFIX + b"deleted"
 """A stream of what was deleted, for workers that were away."""
 MAX_DELETED = 100_000
+PINNED = PREFIX + b"pinned"
+"""A set of `member`s, the documents that no disk evicts, and of PINS_KNOWN: without that Redis has forgotten them."""
+PINS_KNOWN = b""
 
 BEATS = 3
 """Heartbeats that may be missed."""
@@ -50,7 +53,11 @@ def session(session_id: str) -> bytes:
 
 def home(document: DocumentRef) -> bytes:
     """A sorted set: ids of the workers on whose disk a document is, or is being made; by time."""
-    return PREFIX + b"home:" + f"{document.owner_id}/{document.document_id}".encode()
+    return PREFIX + b"home:" + member(document)
+
+
+def member(document: DocumentRef) -> bytes:
+    return f"{document.owner_id}/{document.document_id}".encode()
 
 
 def wake(client_id: str) -> bytes:

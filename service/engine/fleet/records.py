@@ -52,6 +52,10 @@ class Delete(msgspec.Struct, frozen=True, tag="delete"):
     noted: str = ""
 
 
+class FollowPins(msgspec.Struct, frozen=True, tag="follow_pins"):
+    """Other documents are pinned than before: look which."""
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The only event of a run that a worker did not begin: another one must."""
 
@@ -86,7 +90,7 @@ decode_batch = msgspec.msgpack.Decoder(Batch).decode
 decode_pointer = msgspec.msgpack.Decoder(Pointer).decode
 decode_info = msgspec.msgpack.Decoder(EngineInfo).decode
 decode_delete = msgspec.msgpack.Decoder(Delete).decode
-decode_task = msgspec.msgpack.Decoder(wire.ToServer | Delete).decode
+decode_task = msgspec.msgpack.Decoder(wire.Request | Delete | FollowPins).decode
 
 
 def ends(event: Event) -> bool:

@@ -15,7 +15,8 @@ from service.engine.fleet import keys
 from service.engine.fleet.link import Link, LinkDown, refused
 from service.engine.fleet.membership import Beat, Membership
 from service.engine.fleet.outbox import Outbox
-from service.engine.fleet.records import Delete, Refused, WorkerState, decode_task, fields
+from service.engine.fleet.pins import PinOnly, Pins
+from service.engine.fleet.records import Delete, FollowPins, Refused, WorkerState, decode_task, fields
 from service.engine.fleet.removals import DeleteOne, Removals
 from service.engine.messages import EngineStats, Failed
 from service.engine.protocol import EngineClient, EngineLost
@@ -31,10 +32,10 @@ FLUSH_S = 2.0
 STUCK_S = 10.0
 """An engine that has given no figures for so long takes no more requests."""
 CATCH_UP_BEATS = 10
-"""Heartbeats between two looks at deletions that were missed."""
+"""Heartbeats between two looks at deletions and pins that were missed."""
 STOPPING = Failed("engine_lost", "the worker stops: ask again", retryable=True)
 _FIRST = b"1-0"
-Call = wire.Release | wire.ReleaseSession | wire.Stats | wire.Check | Delete
+Call = wire.Release | wire.ReleaseSession | wire.Stats | wire.Check | Delete | FollowPins
 
 
 class WorkerReplaced(EngineLost):
@@ -44,7 +45,8 @@ class WorkerReplaced(EngineLost):
 @dataclass(frozen=True, slots=True)
 class Place:
     """What a worker is beside its engine. `shares`: it has tiers beyond its disk. `free_nbytes`: of its disk.
-    `delete` removes from its disk; `deletions` is a file that keeps which it has done."""
+    `delete` removes from its disk; `deletions` is a file that keeps which it has done. `pin_only` keeps documents
+    there."""
 
     worker_id: str
     heartbeat_s: float = 1.0
@@ -52,6 +54,7 @@ class Place:
     free_nbytes: Callable[[], int] = lambda: 0
     delete: DeleteOne = lambda owner_id, kind, id: {}
     deletions: Path | None = None
+    pin_only: PinOnly = lambda documents: None
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +74,7 @@ class FleetWorker:
         self._link = Link(url, timeout_s=timeout_s)
         self._outbox = Outbox(Link(url))
         self._member = Membership(self._link, place.worker_id, place.heartbeat_s, self._state)
+        self._pins = Pins(self._link, place.pin_only)
         self._removals = Removals(self._link, place.delete, place.deletions)
         self._open: dict[str, _Open] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -88,7 +92,7 @@ class FleetWorker:
 
         Raises WorkerReplaced when another process has taken this one's place."""
         self._outbox.start()
-        work = self._keep_beating(), self._keep_taking(), self._keep_counting(), self._keep_removing()
+        work = self._keep_beating(), self._keep_taking(), self._keep_counting(), self._keep_up()
         tasks = [asyncio.create_task(each) for each in work]
         try:
             await _first_of(stop, tasks[0])
@@ -152,8 +156,9 @@ class FleetWorker:
                 self._stats_at = time.monotonic()
             await asyncio.sleep(self._place.heartbeat_s / 2)
 
-    async def _keep_removing(self) -> None:
+    async def _keep_up(self) -> None:
         while True:
+            await self._pins.follow()
             await self._removals.catch_up()
             await asyncio.sleep(CATCH_UP_BEATS * self._place.heartbeat_s)
 
@@ -277,6 +282,9 @@ class FleetWorker:
                 return wire.Reply(0, stats=await self._engine.stats())
             case Delete():
                 return wire.Reply(0, released=await self._removals.remove(message))
+            case FollowPins():
+                await self._pins.follow()
+                return wire.Reply(0)
             case wire.Check():
                 return wire.Reply(0, milliseconds=await self._engine.check())
 

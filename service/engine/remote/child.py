@@ -82,6 +82,10 @@ class EngineProcess:
         """The exit status, once it has ended."""
         return await self._process.wait()
 
+    def kill(self) -> None:
+        """SIGKILL, which also ends a process that was stopped."""
+        self._signal(signal.SIGKILL)
+
     async def stop(self, drain_s: float) -> None:
         """SIGTERM, time to drain, SIGKILL; then remove its directory."""
         self._signal(signal.SIGTERM)

@@ -38,6 +38,8 @@ class RemoteEngine:
         self._streams: dict[int, asyncio.Queue[Any]] = {}
         self._replies: dict[int, asyncio.Future[wire.Reply]] = {}
         self._alive = True
+        self.n_heard = 0
+        """Messages of the process: whatever it says, it lives."""
         self._receiver = asyncio.create_task(self._receive())
 
     @classmethod
@@ -85,6 +87,10 @@ class RemoteEngine:
 
     async def check(self) -> float:
         return (await self._ask(wire.Check)).milliseconds
+
+    def ping(self) -> None:
+        """Have the process say something, soon."""
+        self._send(wire.Ping(next(self._numbers)))
 
     async def drained(self, timeout_s: float) -> None:
         """Wait until everything was read that an ending process has sent."""
@@ -143,6 +149,7 @@ class RemoteEngine:
             self._lose()
 
     def _dispatch(self, message: wire.FromServer) -> None:
+        self.n_heard += 1
         if isinstance(message, wire.Event):
             if events := self._streams.get(message.call):
                 events.put_nowait(message.event)

@@ -69,6 +69,8 @@ class Connection:
             case wire.Cancel():
                 reason = Reason.CLOSED if message.closed else Reason.ASKED
                 self._host.cancel(message.request_id, reason)
+            case wire.Ping():
+                self._write(wire.Reply(message.call))
             case _:
                 task = asyncio.create_task(self._call(message))
                 self._calls.add(task)

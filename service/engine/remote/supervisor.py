@@ -1,8 +1,8 @@
 """Keeps an engine process running: the `EngineClient` the service uses.
 
 A crash ends what was open with `engine_lost`; the process is started again after a growing pause, unless
-it never served and has failed several times in a row. Snapshots and journals are on disk: nothing is lost but the
-work in flight.
+it never served and has failed several times in a row. One that says nothing any more is killed, which is a crash then.
+Snapshots and journals are on disk: nothing is lost but the work in flight.
 """
 
 import asyncio
@@ -35,6 +35,10 @@ LONGEST_PAUSE_S = 30.0
 LAST_EVENTS_S = 1.0
 KILL_AFTER_S = 2.0
 """Time beyond the drain after which a process that does not end is killed."""
+SILENT_S = 30.0
+PINGS = 10
+"""So many in a row, over the time allowed, are not answered by a process that is taken for dead: one look alone would
+take it for dead when this process stood still itself."""
 
 
 class EngineSupervisor:
@@ -43,7 +47,8 @@ class EngineSupervisor:
     `start` waits for the first one. A process that lived shorter than `quick_s` failed quickly; after
     `max_quick_failures` of them in a row before one ever served, or when it refuses its configuration, it is not
     started again and `failure` says why. One that served can do so again, when memory is free for example: giving it
-    up would leave a server that needs a person. `start_timeout_s` bounds loading the model.
+    up would leave a server that needs a person. `start_timeout_s` bounds loading the model. A process that has not said
+    a word for `silent_s`, though it was asked to, is killed; 0 waits for ever.
     """
 
     def __init__(
@@ -53,11 +58,13 @@ class EngineSupervisor:
         start_timeout_s: float = 600.0,
         quick_s: float = 30.0,
         max_quick_failures: int = 5,
+        silent_s: float = SILENT_S,
     ) -> None:
         self._config = config
         self._start_timeout_s = start_timeout_s
         self._quick_s = quick_s
         self._max_quick_failures = max_quick_failures
+        self._silent_s = silent_s
         self._engine: RemoteEngine | None = None
         self._process: EngineProcess | None = None
         self._info: EngineInfo | None = None
@@ -162,8 +169,7 @@ class EngineSupervisor:
             self._info = self._engine.info
             self._changed.set()
             log.info("engine ready", pid=process.pid, model=self._info.model_name)
-            status = await process.wait()
-            return f"the engine ended with status {status}"
+            return await self._ended(process, self._engine)
         except EngineLost as error:
             return str(error)
         finally:
@@ -173,10 +179,37 @@ class EngineSupervisor:
                 self._engine = None
             await process.stop(0)
 
+    async def _ended(self, process: EngineProcess, engine: RemoteEngine) -> str:
+        """Wait until the process has ended, and why it did; one that is silent for too long is killed."""
+        ended, silent = asyncio.create_task(process.wait()), asyncio.create_task(_silent(engine, self._silent_s))
+        try:
+            await asyncio.wait((ended, silent), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return f"the engine ended with status {ended.result()}"
+            log.error("engine does not answer", pid=process.pid, silent_s=self._silent_s)
+            process.kill()
+            await ended
+            return f"the engine said nothing for {self._silent_s:g} s"
+        finally:
+            ended.cancel()
+            silent.cancel()
+
     def _give_up(self, why: str) -> None:
         self.failure = why
         log.error("engine given up", reason=why)
         self._changed.set()
+
+
+async def _silent(engine: RemoteEngine, after_s: float) -> None:
+    """Return when an engine has said nothing for `after_s`; never for 0."""
+    if not after_s:
+        await asyncio.get_running_loop().create_future()
+    heard, n_unanswered = -1, 0
+    while n_unanswered < PINGS:
+        engine.ping()
+        await asyncio.sleep(after_s / PINGS)
+        n_unanswered = n_unanswered + 1 if engine.n_heard == heard else 0
+        heard = engine.n_heard
 
 
 async def _lost() -> AsyncIterator[Failed]:

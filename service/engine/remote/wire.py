@@ -71,6 +71,12 @@ class Check(msgspec.Struct, frozen=True, tag="check"):
     call: int
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Answered at once by the process itself, whatever its engine does."""
+
+    call: int
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: int
     info: EngineInfo
@@ -91,7 +97,8 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     error: str | None = None
 
 
-ToServer = Build | Answer | Cancel | Release | ReleaseSession | Stats | Check
+Request = Build | Answer | Cancel | Release | ReleaseSession | Stats | Check
+ToServer = Request | Ping
 FromServer = Hello | Event | Reply
 
 _encoder = msgspec.msgpack.Encoder()

@@ -10,24 +10,9 @@ from cache_store.tiers.object import ObjectTier
 from cache_store.tiers.redis import RedisTier
 from cache_store.tiers.store import TieredStore
 from cache_store.tiers.tier import BlobTier
-from tests.cache_store.tiers.servers import RedisServer, S3Server
+from tests.cache_store.tiers.servers import S3Server
 
 MakeStore = Callable[..., TieredStore]
-
-
-@pytest.fixture(scope="session")
-def redis_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def redis_server(redis_session: RedisServer) -> RedisServer:
-    client = redis_session.client()
-    client.flushall()
-    client.close()
-    return redis_session
 
 
 @pytest.fixture(scope="session")

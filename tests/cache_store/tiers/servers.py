@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import httpx
+import obstore
+from obstore.store import S3Store
 from redis import Redis
 
 BUCKET = "preread-test"
@@ -96,6 +98,18 @@ class S3Server:
         """Names of all objects."""
         text = httpx.get(f"{self.endpoint}/{BUCKET}?list-type=2").text
         return [part.partition("</Key>")[0] for part in text.split("<Key>")[1:]]
+
+    def body(self, name: str) -> bytes:
+        """The bytes of an object."""
+        store = S3Store(
+            BUCKET,
+            endpoint=self.endpoint,
+            access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            region=CREDENTIALS["AWS_REGION"],
+            client_options={"allow_http": True},
+        )
+        return bytes(obstore.get(store, name).bytes())
 
     def clear(self) -> None:
         httpx.post(f"{self.endpoint}/moto-api/reset")

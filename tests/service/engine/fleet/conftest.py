@@ -1,7 +1,6 @@
 """A fleet in this event loop: workers over engines of their own, clients, and a real Redis between them."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,26 +9,10 @@ from service.engine.fake import FakeEngine
 from service.engine.fleet.client import FleetClient
 from service.engine.fleet.worker import FleetWorker, Place
 from service.engine.messages import AnswerRequest, BuildRequest, DocumentRef, Sampling
-from tests.cache_store.tiers.servers import RedisServer
 
 HEARTBEAT_S = 0.3
 DOC = DocumentRef("own", "doc")
 TOKENS = [i % 250 for i in range(600)]
-
-
-@pytest.fixture(scope="session")
-def redis_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def redis(redis_session: RedisServer) -> RedisServer:
-    client = redis_session.client()
-    client.flushall()
-    client.close()
-    return redis_session
 
 
 class Fleet:
@@ -74,8 +57,8 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(redis):
-    made = Fleet(redis.url)
+async def fleet(redis_server):
+    made = Fleet(redis_server.url)
     yield made
     await made.close()
 

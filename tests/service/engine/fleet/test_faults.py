@@ -53,12 +53,12 @@ def is_lost(events: list) -> bool:
     return isinstance(events[-1], Failed) and events[-1].code == "engine_lost" and events[-1].retryable
 
 
-async def test_redis_forgets_everything(fleet, redis):
+async def test_redis_forgets_everything(fleet, redis_server):
     engine = await fleet.worker("w", FakeEngine(LONG, token_delay_s=0.01))
     client = await fleet.client()
     task = await running_answer(client, fleet, engine)
     (before,) = client.workers
-    connection = redis.client()
+    connection = redis_server.client()
     connection.flushall()
     connection.close()
     async with asyncio.timeout(10):
@@ -95,11 +95,11 @@ async def test_redis_stands_still(own, beats):
     assert text_of(await asked_again(client)) == "".join(LONG)
 
 
-async def test_connections_break_and_nothing_is_lost(fleet, redis):
+async def test_connections_break_and_nothing_is_lost(fleet, redis_server):
     engine = await fleet.worker("w", FakeEngine(LONG, token_delay_s=0.005))
     client = await fleet.client()
     task = await running_answer(client, fleet, engine)
-    connection = redis.client()
+    connection = redis_server.client()
     for _ in range(5):
         connection.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await asyncio.sleep(0.1)
@@ -124,12 +124,12 @@ async def test_redis_is_full(own):
     assert text_of(await asked_again(client)) == "".join(LONG)
 
 
-async def test_an_event_that_is_missing_is_noticed(fleet, redis):
+async def test_an_event_that_is_missing_is_noticed(fleet, redis_server):
     await fleet.worker("w", FakeEngine(LONG, token_delay_s=0.002))
     client, other = await fleet.client(), await fleet.client()
     await build(client)
     events = await every(client.answer(ask("x")))
-    connection = redis.client()
+    connection = redis_server.client()
     (key,) = connection.keys("preread:fleet:events:x:*")
     entries = connection.xrange(key)
     assert len(entries) > 5

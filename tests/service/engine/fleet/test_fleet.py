@@ -138,8 +138,8 @@ async def test_a_document_is_released_and_deleted_everywhere(fleet):
     await client.release_session("s")
 
 
-async def test_without_a_worker_a_client_does_not_start(redis):
-    client = FleetClient(redis.url, heartbeat_s=0.1)
+async def test_without_a_worker_a_client_does_not_start(redis_server):
+    client = FleetClient(redis_server.url, heartbeat_s=0.1)
     with pytest.raises(EngineLost, match="preread worker"):
         await client.start(0.3)
 

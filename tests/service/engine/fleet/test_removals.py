@@ -36,11 +36,11 @@ async def test_a_worker_that_was_away_deletes_what_it_missed(fleet, tmp_path):
     assert away.deleted == [("own", "document", "doc")]
 
 
-async def test_each_deletion_is_done_once_and_a_new_disk_does_none(fleet, redis, tmp_path):
+async def test_each_deletion_is_done_once_and_a_new_disk_does_none(fleet, redis_server, tmp_path):
     await fleet.worker("w")
     client = await fleet.client()
     await client.delete("own", [("document", "old")])
-    disk, link = Disk(), Link(redis.url)
+    disk, link = Disk(), Link(redis_server.url)
     removals = Removals(link, disk.delete, tmp_path / "done")
     await removals.catch_up()
     assert disk.deleted == []
@@ -53,7 +53,7 @@ async def test_each_deletion_is_done_once_and_a_new_disk_does_none(fleet, redis,
     await link.close()
 
 
-async def test_a_deletion_that_fails_on_the_disk_does_not_stop_those_after_it(fleet, redis, tmp_path):
+async def test_a_deletion_that_fails_on_the_disk_does_not_stop_those_after_it(fleet, redis_server, tmp_path):
     await fleet.worker("w")
     client = await fleet.client()
     deleted = []
@@ -64,7 +64,7 @@ async def test_a_deletion_that_fails_on_the_disk_does_not_stop_those_after_it(fl
         deleted.append(id)
         return {}
 
-    link = Link(redis.url)
+    link = Link(redis_server.url)
     removals = Removals(link, delete, tmp_path / "done")
     await removals.catch_up()
     for id in ("bad", "good"):

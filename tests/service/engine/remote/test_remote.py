@@ -100,6 +100,9 @@ async def test_build_answer_and_follow_up_over_a_private_socket(start):
     assert isinstance(follow_up, AnswerStarted)
     assert follow_up.reused_tokens == 5000 + len(done.token_ids)
     assert await engine.check() > 0
+    heard = engine._engine.n_heard
+    engine._engine.ping()
+    await until(lambda: engine._engine.n_heard == heard + 1)
     assert (await engine.stats()).decoded_tokens_total > 40
     await engine.release_session("s")
     assert (await engine.release(DOC)).objects == 1
@@ -279,6 +282,48 @@ async def test_another_protocol_version_and_garbage_are_refused(tmp_path):
                 await RemoteEngine.connect(str(tmp_path / "s"))
     with pytest.raises(EngineLost, match="cannot be reached"):
         await RemoteEngine.connect(str(tmp_path / "none"))
+
+
+class Quiet:
+    """An engine that answers every so many pings."""
+
+    def __init__(self, every: int) -> None:
+        self.n_heard = self.n_pings = 0
+        self._every = every
+
+    def ping(self) -> None:
+        self.n_pings += 1
+        self.n_heard += self._every > 0 and self.n_pings % self._every == 0
+
+
+class Hanging:
+    """A process that ends when it is killed."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.killed = asyncio.Event()
+        self.kill = self.killed.set
+
+    async def wait(self) -> int:
+        await self.killed.wait()
+        return -9
+
+
+@pytest.mark.parametrize(("answers", "after_s", "dies"), [(0, 0.1, True), (9, 0.05, False), (0, 0.0, False)])
+async def test_only_an_engine_that_says_nothing_at_all_is_killed(tmp_path, answers, after_s, dies):
+    config = EngineConfig(engine="fake", store_dir=str(tmp_path))
+    supervisor, process, engine = EngineSupervisor(config, silent_s=after_s), Hanging(), Quiet(answers)
+    ended = asyncio.create_task(supervisor._ended(process, engine))
+    if dies:
+        assert await ended == "the engine said nothing for 0.1 s"
+        assert process.killed.is_set()
+        return
+    await until(lambda: not after_s or engine.n_pings > 40)
+    await asyncio.sleep(0.1)
+    assert not process.killed.is_set()
+    process.kill()
+    assert await ended == "the engine ended with status -9"
 
 
 def test_a_frame_has_its_length_in_front_and_a_limit():
