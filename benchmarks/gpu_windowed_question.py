@@ -15,7 +15,7 @@ from cache_store.keys import SnapshotKey
 from cache_store.rows import take_rows
 from cache_store.store import SnapshotStore
 from service.engine.fetch.choose import choose_spans
-from service.engine.fetch.index import KeyIndex
+from service.engine.fetch.index import KeyIndex, Look
 from service.engine.messages import DocumentRef, SpanRef
 from service.engine.protocol import Rows
 
@@ -94,7 +94,7 @@ class Question(Bench):
         sizes = self.sizes
         segments, n = sizes.segments(sizes.document), sizes.document
         ends = [(0, sizes.sinks), (n - sizes.resident // 2, n)]
-        return choose_spans(scores, segments, n, resident=ends, fetch_tokens=sizes.fetch, least_share=0.0)
+        return choose_spans(Look.of(scores), segments, n, resident=ends, fetch_tokens=sizes.fetch, least_share=0.0)
 
     def sliced(
         self, records: list[list[memoryview]], blocks: Sequence[int], places: Sequence[int]

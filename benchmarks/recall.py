@@ -22,8 +22,8 @@ from torch import Tensor
 
 from cache_store.segments import Segments
 from service.cli.config import read_settings
-from service.engine.fetch.choose import LEAST_SHARE, choose_spans
-from service.engine.fetch.index import SPAN_TOKENS, KeyIndex, figures_of_head
+from service.engine.fetch.choose import LEAST_GAIN, LEAST_SHARE, choose_spans
+from service.engine.fetch.index import CANDIDATES, SPAN_TOKENS, KeyIndex, Look, figures_of_head
 from service.engine.index_heads import load_index_heads
 from service.engine.models.card import load_card
 
@@ -42,10 +42,11 @@ Combine = Callable[[Tensor], Tensor]
 @dataclass(frozen=True)
 class Way:
     """How spans are scored and chosen. `neighbours` None: the sentences that a span lies in come with it.
-    `least_share`: of the best span's figure, 0 where ways are compared over all that the budget holds."""
+    `least_share` and `least_gain`: of the best span's figure, 0 of it where ways are compared over all that fit."""
 
     budget: int = 256
     least_share: float = 0.0
+    least_gain: float = 1.0
     span_tokens: int = SPAN_TOKENS
     neighbours: int | None = None
     n_heads: int = 99
@@ -115,7 +116,7 @@ class Scored:
         if way.own_rows:
             masses = masses[:, :, slice(*question.rows)]
         spans = choose_spans(
-            way.combine(masses),
+            _look(masses, way),
             self.on.segments,
             self.on.index.n_tokens,
             resident=self.on.resident,
@@ -124,6 +125,7 @@ class Scored:
             span_tokens=way.span_tokens,
             neighbours=way.neighbours or 0,
             least_share=way.least_share,
+            least_gain=way.least_gain,
         )
         return {token for span in spans for token in range(span.first, span.first + span.n_tokens)}
 
@@ -135,12 +137,23 @@ class Scored:
         return self._masses[key]
 
 
+def _look(masses: Tensor, way: Way) -> Look:
+    """As the product looks, from masses that are known already."""
+    figures = way.combine(masses)
+    if not way.least_share:
+        return Look.of(figures)
+    places = figures.topk(min(CANDIDATES, len(figures))).indices
+    rows = masses[..., places].flatten(0, 2)
+    return Look(figures, places, rows.pow(0.7) / len(rows))
+
+
 Parts = tuple[list[Scored], list[Scored]]
 """Each document alone, and all of them as one."""
 COLUMNS = ("alone", "as one")
 BOUNDED = ("alone, all that fit", "alone, as built", "as one, all that fit", "as one, as built")
 SHARE_COLUMNS = (*COLUMNS, "of the 256 tokens used, alone", "as one")
-AS_BUILT = Way(least_share=LEAST_SHARE)
+AS_BUILT = Way(least_share=LEAST_SHARE, least_gain=LEAST_GAIN)
+BOUNDS = {f"{share}": Way(least_share=share) for share in SHARES} | {"as built": AS_BUILT}
 PAIRS = ("alone, 128 tokens", "alone, 256", "as one, 128", "as one, 256")
 SPANS = {
     "16 tokens, sentences": Way(),
@@ -181,8 +194,7 @@ def shares(parts: Parts, ways: Iterable[Way], wording: str = "") -> list[float]:
     return [sum(scored.share(way, wording) for scored in shelves) / len(shelves) for shelves in parts for way in ways]
 
 
-def _by_share(parts: Parts, least_share: float) -> list[float]:
-    way = Way(least_share=least_share)
+def _by_share(parts: Parts, way: Way) -> list[float]:
     used = [sum(scored.n_fetched(way) for scored in shelves) / len(shelves) / way.budget for shelves in parts]
     return [*shares(parts, [way]), *used]
 
@@ -200,7 +212,7 @@ def tables_of(parts: Parts) -> dict[str, Table]:
     by_wording = [(f"{w.name}: {w.what}", shares(parts, [AS_BUILT], w.name)) for w in WORDINGS]
     return {
         "by_budget": Table("tokens at most", BOUNDED, by_budget),
-        "by_share": Table("share", SHARE_COLUMNS, [(f"{share}", _by_share(parts, share)) for share in SHARES]),
+        "by_share": Table("share", SHARE_COLUMNS, [(name, _by_share(parts, way)) for name, way in BOUNDS.items()]),
         "by_wording": Table("wording", COLUMNS, by_wording),
         "by_span": pairs(SPANS),
         "by_score": pairs(SCORES),
@@ -228,7 +240,7 @@ def main() -> None:
         "documents": len(texts), "tokens": N_TOKENS, "segment": SEGMENT, "sinks": SINKS, "window": WINDOW,
         "questions": sum(len(scored.asked) for scored in parts[0]), "wordings": len(WORDINGS),
         "together": N_TOKENS * len(texts), "planted": FACTS_EACH * len(texts), "budget": Way().budget,
-        "least_share": LEAST_SHARE,
+        "least_share": LEAST_SHARE, "least_gain": LEAST_GAIN,
     }  # fmt: skip
     if arguments.write:
         PAGE.write_text(page(facts, tables), "utf-8")

@@ -46,15 +46,17 @@ cellar", "the mill archive").
 ## By tokens fetched
 
 *All that fit*: spans in the order of their figures until the budget is full. *As built*: those that have at least
-{least_share} of the best one's figure.
+{least_share} of the best one's figure, or add at least {least_gain} of it to what came before: other words of the
+question look at them. Passages that only look alike add little, since the same words look at them, and less.
 
 {by_budget}
 
 ## By share of the best
 
-A budget of {budget} tokens, and only spans with at least this share of the best span's figure. A question that one
-place answers then brings little else: what only looks like the answer misleads a model
-([answers](long-documents.md#answers)), takes memory and has to be read. The product's share is {least_share}.
+A budget of {budget} tokens, and only spans with at least this share of the best span's figure; as built, also those
+that add something, which questions about [two places](two-places.md) need. A question that one place answers then
+brings little else: what only looks like the answer misleads a model ([answers](long-documents.md#answers)), takes
+memory and has to be read.
 
 {by_share}
 

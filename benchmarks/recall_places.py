@@ -25,8 +25,8 @@ from recall_texts import planted, texts
 
 from cache_store.segments import Segments
 from service.cli.config import read_settings
-from service.engine.fetch.choose import Choices, best_passage, choose_among
-from service.engine.fetch.index import KeyIndex
+from service.engine.fetch.choose import LEAST_SHARE, Choices, best_passage, choose_among
+from service.engine.fetch.index import KeyIndex, Look, looks_among
 from service.engine.fetch.recurring import SECOND_WEIGHT, join, recurring
 from service.engine.index_heads import load_index_heads
 from service.engine.models.card import load_card
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "two-places.md"
 SEGMENTS = Segments(2048, SINKS)
 N_CHAINS = 10
-WEIGHTS = (0.6, 0.7, 0.8, 1.0)
+WEIGHTS = (0.3, 0.5, 0.7, 1.0)
 KINDS = {"chained": "the first names what the second is about", "both": "two things are asked", "one": "one place"}
 Range = tuple[int, int]
 Queries = Callable[[list[int]], torch.Tensor]
@@ -80,21 +80,24 @@ class Shelf:
         ends = [((first, first + SINKS), (first + N_TOKENS - WINDOW, first + N_TOKENS)) for first in firsts]
         return [part for both in ends for part in both]
 
-    def fetched(self, scores: torch.Tensor, tokens: int) -> set[int]:
-        spans = choose_among([self._choices(scores)], fetch_tokens=tokens)
+    def look(self, queries: torch.Tensor, taken: Sequence[Range] = ()) -> Look:
+        return looks_among([self.index], queries, [[*self.resident, *taken]])[0]
+
+    def fetched(self, look: Look, tokens: int, least_share: float = LEAST_SHARE) -> set[int]:
+        spans = choose_among([self._choices(look)], fetch_tokens=tokens, least_share=least_share)
         return {token for span in spans for token in range(span.first, span.first + span.n_tokens)}
 
-    def second(self, scores: torch.Tensor, question: list[int], queries: Queries) -> torch.Tensor | None:
-        """Figures of what the best passage names; None when it names nothing that stands elsewhere."""
-        _, first, last = best_passage([self._choices(scores)])
+    def second(self, look: Look, question: list[int], queries: Queries) -> Look | None:
+        """A look at what the best passage names; None when it names nothing that stands elsewhere."""
+        _, first, last = best_passage([self._choices(look)])
         named = [place - first for place in recurring([self.ids], 0, first, last, question)]
         if not named:
             return None
         rows = queries(self.ids[first:last].tolist())[:, :, named]
-        return self.index.scores(rows, [*self.resident, (first, last)])
+        return self.look(rows, [(first, last)])
 
-    def _choices(self, scores: torch.Tensor) -> Choices:
-        return Choices(scores, SEGMENTS, len(self.ids), self.resident, self.starts)
+    def _choices(self, look: Look) -> Choices:
+        return Choices(look, SEGMENTS, len(self.ids), self.resident, self.starts)
 
 
 class Found:
@@ -107,13 +110,14 @@ class Found:
         for text, kind, needs in document.questions:
             wanted = {token + first_token for first, last in needs for token in range(first, last)}
             question = reader.template.question(text)
-            scores = shelf.index.scores(document.queries(question), shelf.resident)
-            second = shelf.second(scores, question, document.queries)
+            look = shelf.look(document.queries(question))
+            second = shelf.second(look, question, document.queries)
             self._found[kind, "second"].append(second is not None)
             for tokens in (128, 256, 512):
-                self._found[kind, f"one {tokens}"].append(wanted <= shelf.fetched(scores, tokens))
+                self._found[kind, f"one {tokens}"].append(wanted <= shelf.fetched(look, tokens))
+                self._found[kind, f"full {tokens}"].append(wanted <= shelf.fetched(look, tokens, least_share=0.0))
             for weight in WEIGHTS:
-                joined = scores if second is None else join([scores], [second], weight)[0]
+                joined = look if second is None else join([look], [second], weight)[0]
                 self._found[kind, f"two {weight}"].append(wanted <= shelf.fetched(joined, 256))
 
     def n(self, kind: str) -> int:
@@ -184,7 +188,8 @@ def ordinary_of(reader: Reader, n: int, beside: Document) -> list[Document]:
 
 
 def tables_of(alone: Found, together: Found | None) -> Table:
-    ways = {"one round, 128 tokens": "one 128", "one round, 256": "one 256", "one round, 512": "one 512"}
+    ways = {f"one round, {n} tokens, all that fit": f"full {n}" for n in (128, 256, 512)}
+    ways |= {f"one round, {n}": f"one {n}" for n in (128, 256, 512)}
     ways |= {f"two rounds, 256, weight {weight}": f"two {weight}" for weight in WEIGHTS}
     ways["a second round was taken"] = "second"
     shelves = {"alone": alone} | ({"as one": together} if together else {})
@@ -255,8 +260,9 @@ One round finds two things that the question names. It does not find what only t
 word of the question in the second but the kind of thing, and more tokens help little. In a second round the best
 passage is computed like a question, behind the same rows, when it has a pair of tokens that the question has not and
 that stands at 1 to 7 other places. Only the rows of these pairs count; the best they find gets the weight above
-of the best that the question finds, more than the [share](recall.md#by-share-of-the-best) that a span must have to be
-fetched at all. All share the same {budget} tokens. The product's weight is {second_weight}.
+of the best that the question finds, and since other rows look at them, they add as much to what the question finds: so
+they come ([by share](recall.md#by-share-of-the-best)). All share the same {budget} tokens. The product's weight is
+{second_weight}.
 
 `PREREAD_FETCH_ROUNDS` is 1 unless it is set: a second round takes a pass over 20 to 110 tokens more, as deep as the
 question's: by the count of tokens finding takes about twice as long as in one round, or longer; it was not timed.

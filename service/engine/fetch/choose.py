@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from cache_store.segments import Segments
-from service.engine.fetch.index import SPAN_TOKENS
+from service.engine.fetch.coverage import Coverage
+from service.engine.fetch.index import SPAN_TOKENS, Look
 from service.engine.messages import SpanRef
 
 NEIGHBOURS = 2
@@ -17,17 +17,19 @@ NEIGHBOURS = 2
 REACH = 48
 """Tokens on either side of a good span that come with it at most, where its sentences are longer."""
 LEAST_SHARE = 0.5
-"""Of the best span's figure: what has less stays away. Passages that only look alike mislead a model more than they
-help it; docs/recall.md has what each share finds and docs/long-documents.md what is then answered."""
+"""Of the best span's figure: what has less stays away, unless it adds enough. Passages that only look alike mislead a
+model more than they help it: docs/recall.md has what each share finds, docs/long-documents.md what is then answered."""
+LEAST_GAIN = 0.2
+"""Of the best span's figure: what adds so much comes all the same; docs/two-places.md has questions that need it."""
 _PATIENCE = 4
 """Spans that do not fit any more before the rest of the budget stays unused: shorter ones far down say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What there is to choose from one document: the arguments of `choose_spans` of these names."""
+    """What there is to choose from one document, and the arguments of `choose_spans` of these names."""
 
-    scores: Tensor
+    look: Look
     segments: Segments
     n_tokens: int
     resident: Sequence[tuple[int, int]]
@@ -35,7 +37,7 @@ class Choices:
 
 
 def choose_spans(
-    scores: Tensor,
+    look: Look,
     segments: Segments,
     n_tokens: int,
     *,
@@ -46,17 +48,19 @@ def choose_spans(
     span_tokens: int = SPAN_TOKENS,
     neighbours: int = NEIGHBOURS,
     least_share: float = LEAST_SHARE,
+    least_gain: float = LEAST_GAIN,
 ) -> list[SpanRef]:
     """Tokens to fetch, at most `fetch_tokens` of them: in order, apart from each other, none of them resident.
 
-    `scores`: one per span of `span_tokens`, 0 for those that are of no interest. The best spans come first, each with
-    the sentences it lies in: `starts` are the tokens that begin one, in order; without any, `neighbours` spans on
-    either side come with it, within its segment. Spans with less than `least_share` of the best one's score do not come
-    at all. Then `carried` ones (those of the last turn) follow while there is room. Of what is partly in `resident`,
-    ranges ``[first, last)``, only the rest is taken. What does not fit whole is left out; only the best span comes
-    without its sentences rather than not at all. Touching tokens of one segment become one span.
+    `look`: a figure per span of `span_tokens`, 0 for those that are of no interest. The best spans come first, each
+    with the sentences it lies in: `starts` are the tokens that begin one, in order; without any, `neighbours` spans on
+    either side come with it, within its segment. A span comes when it has at least `least_share` of the best one's
+    figure, or adds at least `least_gain` of it to what came before (`Coverage`). Then `carried` ones (those of the last
+    turn) follow while there is room. Of what is partly in `resident`, ranges ``[first, last)``, only the rest is taken.
+    What does not fit whole is left out; only the best span comes without its sentences rather than not at all. Touching
+    tokens of one segment become one span.
     """
-    one = Choices(scores, segments, n_tokens, resident, starts)
+    one = Choices(look, segments, n_tokens, resident, starts)
     return choose_among(
         [one],
         fetch_tokens=fetch_tokens,
@@ -64,6 +68,7 @@ def choose_spans(
         span_tokens=span_tokens,
         neighbours=neighbours,
         least_share=least_share,
+        least_gain=least_gain,
     )
 
 
@@ -75,6 +80,7 @@ def choose_among(
     span_tokens: int = SPAN_TOKENS,
     neighbours: int = NEIGHBOURS,
     least_share: float = LEAST_SHARE,
+    least_gain: float = LEAST_GAIN,
 ) -> list[SpanRef]:
     """`choose_spans` over several documents with one budget: the best spans of all, in the order of the documents.
     Their scores are of one measure."""
@@ -83,15 +89,25 @@ def choose_among(
         _Around(one.segments, one.n_tokens, np.asarray(one.starts, np.int64), span_tokens, neighbours)
         for one in documents
     ]
-    skipped = 0
-    least = least_share * max((float(one.scores.max()) for one in documents if len(one.scores)), default=0.0)
+    coverage = Coverage([one.look for one in documents])
+    best, skipped = max((float(one.look.figures.max()) for one in documents if len(one.look.figures)), default=0.0), 0
     for score, number, place in _best_first(documents):
-        if score <= 0 or score < least or picks.left < span_tokens or skipped == _PATIENCE:
+        if (
+            score <= 0
+            or score < min(least_share, least_gain) * best
+            or picks.left < span_tokens
+            or skipped == _PATIENCE
+        ):
             break
-        if not picks.add(number, *around[number].with_sentences(place)):
+        if score < least_share * best and coverage.gain(number, place) < least_gain * best:
+            continue
+        taken = around[number].with_sentences(place)
+        if not picks.add(number, *taken):
             skipped += 1
-            if not any(picks.ranges):
-                picks.add(number, *around[number].alone(place))
+            taken = around[number].alone(place)
+            if any(picks.ranges) or not picks.add(number, *taken):
+                continue
+        coverage.take(number, *taken)
     for ref in sorted(carried):
         picks.add(ref.document, ref.first, min(ref.first + ref.n_tokens, documents[ref.document].n_tokens))
     return [
@@ -113,9 +129,9 @@ def best_passage(
 
 def _best_first(documents: Sequence[Choices]) -> Iterator[tuple[float, int, int]]:
     """Score, document and place of every span."""
-    scores = torch.cat([one.scores for one in documents])
-    numbers = np.repeat(np.arange(len(documents)), [len(one.scores) for one in documents])
-    places = np.concatenate([np.arange(len(one.scores)) for one in documents])
+    scores = torch.cat([one.look.figures for one in documents])
+    numbers = np.repeat(np.arange(len(documents)), [len(one.look.figures) for one in documents])
+    places = np.concatenate([np.arange(len(one.look.figures)) for one in documents])
     best = scores.sort(descending=True, stable=True)
     for i, score in zip(best.indices.tolist(), best.values.tolist(), strict=True):
         yield score, int(numbers[i]), int(places[i])

@@ -6,6 +6,7 @@ bytes of memory per token.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ SPAN_TOKENS = 16
 """Spans are counted from a document's first token. A segment is a multiple of 256 tokens: no span crosses its end."""
 SCORING_NBYTES = 64 << 20
 """Memory that scoring takes for a while at most, beside the keys: what `_PIECE` allows, several times over."""
+CANDIDATES = 64
+"""Spans of which is said what each row of a question gives them: more than any budget holds."""
 _POWER = 0.7
 _PIECE = 1 << 21  # scores, or masses, computed at a time: memory stays bounded whatever the lengths
 _SLICE_TOKENS = 8192  # scored at a time by a processor, whose caches hold that many keys
@@ -132,7 +135,7 @@ class KeyIndex:
         cold: list[Tensor] = []
         kept: list[Tensor] = [q.new_empty(len(q), 0)]
         for first in range(0, self.n_tokens, step):
-            scores = q @ self._keys(place, first, first + step).T
+            scores = q @ self.keys(place, slice(first, first + step)).T
             for begin, end in resident:
                 part = scores[:, max(begin - first, 0) : max(end - first, 0)]
                 if part.shape[1]:
@@ -141,23 +144,42 @@ class KeyIndex:
             cold.append(_span_logs(scores, span_tokens))
         return torch.cat(cold, -1).view(group, rows, -1), torch.cat(kept, -1).view(group, rows, -1)
 
-    def _keys(self, place: int, first: int, last: int) -> Tensor:
+    def keys(self, place: int, tokens: slice | Tensor) -> Tensor:
         """Decoded keys of tokens of one head, FP32 ``[n, head_dim]``, rotated where the KV type is."""
-        codes = self._codes[place, first:last]
+        codes = self._codes[place, tokens]
         bits = self._layout.kv_type.key_bits
         if bits == 16:
             return codes.view(torch.float16).to(torch.float32)
         values = (codes.view(torch.int8) if bits == 8 else _unpacked(codes)).to(torch.float32)
-        scales = self._scales[place, first:last].view(torch.float16).to(torch.float32)
+        scales = self._scales[place, tokens].view(torch.float16).to(torch.float32)
         values.view(len(values), -1, GROUP).mul_(scales[..., None])
         return values
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How much a question looks at the spans of one document, on the CPU.
+
+    `figures`: float32 ``[n_spans]``. `rows`: float32 ``[n_rows, n_places]``, what each row of the question (of each
+    query head) gives to the figures of the spans `places`, int64 ``[n_places]``: in sum the figure. The places are the
+    best of all documents that were asked together, and so are the rows: the same for each.
+    """
+
+    figures: Tensor
+    places: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, figures: Tensor) -> "Look":
+        """One of which only the figures are known."""
+        return cls(figures, torch.zeros(0, dtype=torch.int64), torch.zeros(0, 0))
+
+
 @torch.inference_mode()
-def scores_among(
+def looks_among(
     indexes: Sequence[KeyIndex], queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
-) -> list[Tensor]:
-    """`KeyIndex.scores` of several documents, whose tokens share one attention: for each its float32 ``[n_spans]``.
+) -> list[Look]:
+    """What `KeyIndex.scores` says, for several documents whose tokens share one attention, and which rows say it.
 
     The indexes are of the same heads, each on any device; `resident` has the ranges of each document. Raises ValueError
     as `scores` does.
@@ -166,33 +188,74 @@ def scores_among(
         index.check(queries)
     of_heads = [_figures(indexes, place, of_head, resident) for place, of_head in enumerate(queries)]
     sizes = [-(-index.n_tokens // SPAN_TOKENS) for index in indexes]
-    return list(torch.stack(of_heads).mean(0).cpu().split(sizes))
+    figures = torch.stack([of_head for of_head, _ in of_heads]).mean(0).cpu()
+    best = figures.topk(min(CANDIDATES, len(figures))).indices
+    looks, first = [], 0
+    for index, size, ranges, own in zip(indexes, sizes, resident, figures.split(sizes), strict=True):
+        places = best[(best >= first) & (best < first + size)] - first
+        rows = [_rows(index, i, q, places, of_heads[i][1], ranges) for i, q in enumerate(queries)]
+        looks.append(Look(own, places, torch.cat(rows) / max(sum(map(len, rows)), 1)))
+        first += size
+    return looks
+
+
+def scores_among(
+    indexes: Sequence[KeyIndex], queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
+) -> list[Tensor]:
+    """The figures of `looks_among`: for each document its float32 ``[n_spans]``."""
+    return [look.figures for look in looks_among(indexes, queries, resident)]
 
 
 def _figures(
     indexes: Sequence[KeyIndex], place: int, queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
-) -> Tensor:
-    """Of one head, for the spans of all documents: some rows after the other, as many as `_PIECE` allows."""
+) -> tuple[Tensor, Tensor]:
+    """Of one head, for the spans of all documents: some rows after the other, as many as `_PIECE` allows. With the logs
+    of what each row's attention is divided by, ``[heads per KV head, rows]``."""
     n_spans = sum(-(-index.n_tokens // SPAN_TOKENS) for index in indexes)
     parts = queries.split(max(_PIECE // (len(queries) * n_spans), 1), 1)
-    figures = [figures_of_head(_masses_among(indexes, place, part, resident)) for part in parts]
-    if len(figures) == 1:
-        return figures[0]
-    shares = torch.tensor([part.shape[1] / queries.shape[1] for part in parts], device=figures[0].device)
-    return shares @ torch.stack(figures)
+    figures, totals = zip(*(_figures_of_part(indexes, place, part, resident) for part in parts), strict=True)
+    if len(parts) == 1:
+        return figures[0], totals[0]
+    shares = torch.tensor([part.shape[1] / queries.shape[1] for part in parts], device=totals[0].device)
+    return shares @ torch.stack(figures), torch.cat(totals, 1)
+
+
+def _figures_of_part(
+    indexes: Sequence[KeyIndex], place: int, queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
+) -> tuple[Tensor, Tensor]:
+    masses, totals = _masses_among(indexes, place, queries, resident)
+    return figures_of_head(masses), totals
 
 
 def _masses_among(
     indexes: Sequence[KeyIndex], place: int, queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
-) -> Tensor:
-    """``[heads per KV head, rows, spans of all documents]`` of one head, where the first index is."""
+) -> tuple[Tensor, Tensor]:
+    """``[heads per KV head, rows, spans of all documents]`` of one head, and ``[heads per KV head, rows]``, where the
+    first index is."""
     logs = [
         index.span_logs(place, queries, SPAN_TOKENS, ranges) for index, ranges in zip(indexes, resident, strict=True)
     ]
     device = logs[0][0].device
     cold, kept = ([part.to(device) for part in parts] for parts in zip(*logs, strict=True))
-    n_spans = sum(part.shape[-1] for part in cold)
-    return torch.cat((*cold, *kept), -1).softmax(-1)[..., :n_spans]
+    together = torch.cat((*cold, *kept), -1)
+    return together.softmax(-1)[..., : sum(part.shape[-1] for part in cold)], together.logsumexp(-1)
+
+
+def _rows(
+    index: KeyIndex, place: int, queries: Tensor, places: Tensor, totals: Tensor, resident: Sequence[tuple[int, int]]
+) -> Tensor:
+    """Of one head, the probability of each of some spans to the power that figures are made with: ``[heads per KV head
+    * rows, n_places]`` on the CPU."""
+    device = index.device
+    tokens = (places[:, None] * SPAN_TOKENS + torch.arange(SPAN_TOKENS)).flatten()
+    hidden = tokens >= index.n_tokens
+    for begin, end in resident:
+        hidden |= (tokens >= begin) & (tokens < end)
+    q = queries.to(device, torch.float32).flatten(0, 1)
+    scores = q @ index.keys(place, tokens.clamp_max(index.n_tokens - 1).to(device)).T
+    scores.masked_fill_(hidden.to(device), -torch.inf)
+    logs = scores.unflatten(-1, (len(places), SPAN_TOKENS)).logsumexp(-1)
+    return (logs - totals.to(device).flatten()[:, None]).exp().pow(_POWER).cpu()
 
 
 def figures_of_head(masses: Tensor) -> Tensor:

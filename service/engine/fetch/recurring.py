@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+
+from service.engine.fetch.coverage import both
+from service.engine.fetch.index import Look
 
 MOST = 7
 """Other places of a pair of tokens at most. What stands everywhere leads nowhere."""
@@ -34,12 +35,11 @@ def recurring(documents: Sequence[Tokens], number: int, first: int, last: int, k
     return [last - len(passage) + int(place) for place in np.flatnonzero(told)]
 
 
-def join(first: Sequence[Tensor], second: Sequence[Tensor], weight: float = SECOND_WEIGHT) -> list[Tensor]:
-    """For each document one figure per span of two, the larger: the best of `second` counts `weight` times the best of
-    `first`."""
-    best, most = (max(float(one.max()) for one in of) for of in (first, second))
+def join(first: Sequence[Look], second: Sequence[Look], weight: float = SECOND_WEIGHT) -> list[Look]:
+    """For each document one look of two: the best of `second` counts `weight` times the best of `first`."""
+    best, most = (max(float(one.figures.max()) for one in of) for of in (first, second))
     scale = weight * best / most if most > 0 else 0.0
-    return [torch.maximum(one, other * scale) for one, other in zip(first, second, strict=True)]
+    return [both(one, other, scale) for one, other in zip(first, second, strict=True)]
 
 
 def _pairs(tokens: Tokens) -> npt.NDArray[np.int64]:

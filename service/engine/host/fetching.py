@@ -10,7 +10,8 @@ import torch
 
 from cache_store.segments import Segments
 from service.engine.fetch.choose import Choices, best_passage, choose_among
-from service.engine.fetch.index import KeyIndex, scores_among
+from service.engine.fetch.coverage import both
+from service.engine.fetch.index import KeyIndex, Look, looks_among
 from service.engine.fetch.recurring import join, recurring
 from service.engine.host.cold import ColdDocument, gather
 from service.engine.host.context import HostContext
@@ -24,7 +25,7 @@ PRIOR_TOKENS = 64
 and six facts, such questions found the sentence 10 of 18 times without and 18 of 18 times with it, and those that name
 another thing 12 of 12 times either way."""
 
-Figures = Callable[[torch.Tensor], list[torch.Tensor]]
+Looks = Callable[[torch.Tensor], list[Look]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Fetcher:
             return NOTHING
         started = time.monotonic()
         prior = before.token_ids[: self._n_prior(tail, prompt_ids)] if before else []
-        choices = self._choices(self._scores(indexes, document, tail, prior, prompt_ids))
+        choices = self._choices(self._looks(indexes, document, tail, prior, prompt_ids))
         n_second = 0
         if self._context.fetch_rounds > 1:
             choices, n_second = self._second_round(indexes, document, tail, prompt_ids, choices)
@@ -84,10 +85,10 @@ class Fetcher:
         ms = (time.monotonic() - started) * 1e3
         return Fetched(tuple(spans), len(prior) + len(prompt_ids), ms, n_second)
 
-    def _choices(self, scores: Sequence[torch.Tensor]) -> list[Choices]:
+    def _choices(self, looks: Sequence[Look]) -> list[Choices]:
         return [
-            Choices(figures, one.segments, one.n_tokens, one.resident, one.cold.starts)
-            for figures, one in zip(scores, self._documents, strict=True)
+            Choices(look, one.segments, one.n_tokens, one.resident, one.cold.starts)
+            for look, one in zip(looks, self._documents, strict=True)
         ]
 
     def _second_round(
@@ -108,43 +109,43 @@ class Fetcher:
             return list(choices), 0
         resident = [[*one.resident, (first, last)] if i == number else one.resident for i, one in enumerate(choices)]
         rows = Rows(tail.slot, document.handle, token_ids[number][first:last].tolist())
-        found = self._ask(indexes, rows, lambda queries: scores_among(indexes, queries[:, :, named], resident))
-        return self._choices(join([one.scores for one in choices], found)), last - first
+        found = self._ask(indexes, rows, lambda queries: looks_among(indexes, queries[:, :, named], resident))
+        return self._choices(join([one.look for one in choices], found)), last - first
 
     def _n_passage(self, tail: Tail) -> int:
         """Tokens of a passage at most: no more than fetched rows have room in the tail, and within the context."""
         end = self._next_position + tail.n_tokens
         return max(min(self._fetch_tokens, self._context.runner.limits.max_context - end), 0)
 
-    def _scores(
+    def _looks(
         self,
         indexes: Sequence[KeyIndex],
         document: ResidentDocument,
         tail: Tail,
         prior: Sequence[int],
         prompt_ids: Sequence[int],
-    ) -> list[torch.Tensor]:
-        """For each document a figure for each span, from the question and, at half weight, from the beginning of the
+    ) -> list[Look]:
+        """For each document a look at each span, from the question and, at half weight, from the beginning of the
         turn before."""
         resident = [one.resident for one in self._documents]
 
-        def figures(queries: torch.Tensor) -> list[torch.Tensor]:
-            scores = scores_among(indexes, queries[:, :, len(prior) :], resident)
+        def looks(queries: torch.Tensor) -> list[Look]:
+            now = looks_among(indexes, queries[:, :, len(prior) :], resident)
             if not prior:
-                return scores
-            earlier = scores_among(indexes, queries[:, :, : len(prior)], resident)
-            return [torch.maximum(one, other / 2) for one, other in zip(scores, earlier, strict=True)]
+                return now
+            earlier = looks_among(indexes, queries[:, :, : len(prior)], resident)
+            return [both(one, other, 0.5) for one, other in zip(now, earlier, strict=True)]
 
-        return self._ask(indexes, Rows(tail.slot, document.handle, [*prior, *prompt_ids]), figures)
+        return self._ask(indexes, Rows(tail.slot, document.handle, [*prior, *prompt_ids]), looks)
 
-    def _ask(self, indexes: Sequence[KeyIndex], rows: Rows, figures: Figures) -> list[torch.Tensor]:
-        """Figures of the queries of rows. A device is for the engine's thread alone; on a processor scoring must not
-        keep others waiting."""
+    def _ask(self, indexes: Sequence[KeyIndex], rows: Rows, looks: Looks) -> list[Look]:
+        """How the queries of rows look at the documents. A device is for the engine's thread alone; on a processor
+        scoring must not keep others waiting."""
         run, find = self._context.scheduler.run, self._context.runner.question_queries
         heads = indexes[0].heads
         if all(index.device.type == "cpu" for index in indexes):
-            return figures(run(find, rows, heads))
-        return run(lambda: figures(find(rows, heads)))
+            return looks(run(find, rows, heads))
+        return run(lambda: looks(find(rows, heads)))
 
     def _n_prior(self, tail: Tail, prompt_ids: Sequence[int]) -> int:
         """How many tokens of the turn before may stand in front of the question: no more than fetched rows have room

@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from cache_store.segments import Segments
 from service.engine.fetch.choose import REACH, Choices, best_passage, choose_among, choose_spans
+from service.engine.fetch.index import Look
 from service.engine.messages import SpanRef
 
 LONG = Segments(256, 16)
@@ -18,7 +19,7 @@ def scores(n_spans, *best):
 
 
 def chosen(values, budget, *, segments=LONG, n_tokens=768, resident=(), **more):
-    found = choose_spans(values, segments, n_tokens, resident=resident, fetch_tokens=budget, **more)
+    found = choose_spans(Look.of(values), segments, n_tokens, resident=resident, fetch_tokens=budget, **more)
     return [(ref.first, ref.first + ref.n_tokens) for ref in found]
 
 
@@ -93,15 +94,26 @@ def test_spans_far_below_the_best_stay_out_whatever_the_budget():
 
 def test_the_best_of_several_documents_is_what_others_are_measured_by():
     both = [torch.tensor([0.0, 0.4, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.9, 0.0])]
-    documents = [Choices(figures, Segments(), 64, (), (0, 16, 32, 48)) for figures in both]
+    documents = [Choices(Look.of(figures), Segments(), 64, (), (0, 16, 32, 48)) for figures in both]
     assert choose_among(documents, fetch_tokens=64) == [SpanRef(32, 16, 1)]
     assert choose_among(documents, fetch_tokens=64, least_share=0.4) == [SpanRef(16, 16, 0), SpanRef(32, 16, 1)]
 
 
+def test_a_span_that_other_words_look_at_comes_however_small_and_one_that_only_looks_alike_does_not():
+    """Two words of the question: one looks at span 10 and less at 20, the other at 30 alone."""
+    places = torch.tensor([10, 20, 30])
+    rows = torch.tensor([[0.8, 0.4, 0.0], [0.2, 0.0, 0.3]])
+    look = Look(torch.zeros(48).index_put((places,), rows.sum(0)), places, rows)
+    found = choose_spans(look, LONG, 768, resident=(), fetch_tokens=500, neighbours=0, least_gain=0.1)
+    assert [span.first // 16 for span in found] == [10, 30]
+    found = choose_spans(look, LONG, 768, resident=(), fetch_tokens=500, neighbours=0, least_gain=0.11)
+    assert [span.first // 16 for span in found] == [10]
+
+
 def test_nothing_to_fetch():
-    assert choose_spans(torch.zeros(0), LONG, 0, resident=[], fetch_tokens=256) == []
-    assert choose_spans(scores(16, 3), LONG, 256, resident=[(0, 256)], fetch_tokens=256) == []
-    assert choose_spans(scores(16, 3), LONG, 256, resident=[], fetch_tokens=0) == []
+    assert choose_spans(Look.of(torch.zeros(0)), LONG, 0, resident=[], fetch_tokens=256) == []
+    assert choose_spans(Look.of(scores(16, 3)), LONG, 256, resident=[(0, 256)], fetch_tokens=256) == []
+    assert choose_spans(Look.of(scores(16, 3)), LONG, 256, resident=[], fetch_tokens=0) == []
 
 
 @settings(deadline=None)
@@ -119,7 +131,7 @@ def test_spans_are_apart_in_order_in_budget_and_not_resident(n_tokens, segments,
     starts = sorted(start for start in begun if start < n_tokens)
     carried = [SpanRef(first, last - first) for first, last in resident if first < last][:1]
     found = choose_spans(
-        values, segments, n_tokens, resident=resident, fetch_tokens=budget, carried=carried, starts=starts
+        Look.of(values), segments, n_tokens, resident=resident, fetch_tokens=budget, carried=carried, starts=starts
     )
     tokens = [token for ref in found for token in range(ref.first, ref.first + ref.n_tokens)]
     assert tokens == sorted(set(tokens))
@@ -132,6 +144,6 @@ def test_spans_are_apart_in_order_in_budget_and_not_resident(n_tokens, segments,
 
 def test_the_best_passage_is_the_best_span_of_all_documents_with_its_sentences():
     both = [torch.tensor([0.1, 0.2, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.9, 0.1])]
-    one, two = (Choices(figures, Segments(), 64, (), (0, 20, 36, 40)) for figures in both)
+    one, two = (Choices(Look.of(figures), Segments(), 64, (), (0, 20, 36, 40)) for figures in both)
     assert best_passage([one, two]) == (1, 20, 64)
     assert best_passage([one]) == (0, 0, 36)

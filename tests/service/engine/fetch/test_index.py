@@ -3,7 +3,7 @@ import torch
 
 from cache_store.codec import decode_records, encode_records
 from cache_store.layout import KVLayout, KVType
-from service.engine.fetch.index import SPAN_TOKENS, KeyIndex
+from service.engine.fetch.index import SPAN_TOKENS, KeyIndex, looks_among
 
 HEADS = [(2, 1), (0, 0), (2, 0)]
 GROUP, ROWS = 3, 5
@@ -63,6 +63,20 @@ def test_resident_tokens_do_not_count_for_their_span_but_take_their_share(monkey
     torch.testing.assert_close(index.masses(queries, resident=resident), spans, rtol=1e-4, atol=1e-7)
     found = index.scores(queries, resident)
     assert (found == 0).tolist() == [True, True, *[False] * 8, *[True] * 8, False]
+
+
+@pytest.mark.parametrize("kv_type", [KVType.K8V4, KVType.FP16])
+def test_rows_add_up_to_the_figures_of_the_best_spans_of_all_documents(kv_type, monkeypatch):
+    monkeypatch.setattr("service.engine.fetch.index.CANDIDATES", 12)
+    indexes = [filled(kv_type, n_tokens)[0] for n_tokens in (300, 90)]
+    queries = torch.randn(len(HEADS), GROUP, ROWS, 64)
+    looks = looks_among(indexes, queries, [[(40, 150)], []])
+    every = torch.cat([look.figures for look in looks])
+    best = {divmod(int(place), 19) if place < 19 else (1, int(place) - 19) for place in every.topk(12).indices}
+    assert {(number, int(place)) for number, look in enumerate(looks) for place in look.places} == best
+    for look in looks:
+        assert look.rows.shape == (len(HEADS) * GROUP * ROWS, len(look.places))
+        torch.testing.assert_close(look.rows.sum(0), look.figures[look.places], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("kv_type", [KVType.K8V4, KVType.FP16])

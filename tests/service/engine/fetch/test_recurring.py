@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from service.engine.fetch.choose import LEAST_SHARE
-from service.engine.fetch.recurring import MOST, SECOND_WEIGHT, join, recurring
+from service.engine.fetch.index import Look
+from service.engine.fetch.recurring import MOST, join, recurring
 
 
 def text(*tokens: int) -> np.ndarray:
@@ -45,11 +45,11 @@ def test_a_passage_of_one_token_names_nothing():
     assert recurring([text(50, 51)], 0, 1, 1, known=[]) == []
 
 
+def looks(*figures):
+    return [Look.of(torch.tensor(one)) for one in figures]
+
+
 def test_what_is_found_for_names_counts_a_share_of_what_is_found_for_the_question():
-    first, second = [torch.tensor([8.0, 1.0]), torch.tensor([0.0])], [torch.tensor([0.0, 1.0]), torch.tensor([2.0])]
-    assert [one.tolist() for one in join(first, second, 0.5)] == [[8.0, 2.0], [4.0]]
-    assert [one.tolist() for one in join(first, [torch.zeros(2), torch.zeros(1)])] == [[8.0, 1.0], [0.0]]
-
-
-def test_the_best_of_a_second_round_is_fetched():
-    assert SECOND_WEIGHT > LEAST_SHARE
+    first, second = looks([8.0, 1.0], [0.0]), looks([0.0, 1.0], [2.0])
+    assert [one.figures.tolist() for one in join(first, second, 0.5)] == [[8.0, 2.0], [4.0]]
+    assert [one.figures.tolist() for one in join(first, looks([0.0, 0.0], [0.0]))] == [[8.0, 1.0], [0.0]]
