@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import service.engine.models.light_transformers  # noqa: F401 - before a test's own import of transformers
 from service.settings import Settings
 from tests.cache_store.tiers.servers import RedisServer
 from tests.postgres import PostgresServer

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import AutoConfig
 
+from service.engine.models.light_transformers import AutoConfig
 from service.engine.models.rope import inv_freq
 from service.engine.models.support import check_card_engine, head_dim
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from service.engine.models.errors import SourceRefused
+from service.engine.models.light_transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from service.engine.models.source import Progress, Source, quiet_transformers
 from service.engine.models.support import check_architecture
 

@@ -7,9 +7,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from service.engine.models.errors import SourceRefused, TokenizerRefused
+from service.engine.models.light_transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerBase,
+)
 from service.engine.models.quantized import Quantization
 from service.engine.models.source import Progress, Source, quiet_transformers
 from service.engine.models.support import check_architecture, check_card_engine

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+
+from service.engine.models.light_transformers import AutoConfig, AutoModelForCausalLM, no_compiler
 
 
 def inv_freq(config: Any) -> tuple[Tensor, float]:
@@ -16,7 +17,7 @@ def inv_freq(config: Any) -> tuple[Tensor, float]:
     They are bit for bit those of the transformers model. Of the types that are served none depends on how long a
     text is or may be: see `support.SUPPORTED_ROPE`. Loads no weights.
     """
-    with torch.device("meta"):
+    with no_compiler(), torch.device("meta"):
         rotary_type = type(AutoModelForCausalLM.from_config(config).model.rotary_emb)
     rotary = rotary_type(config=config)
     return rotary.inv_freq.detach().to("cpu", torch.float32), float(rotary.attention_scaling)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import logging
 
+from service.engine.models.light_transformers import PreTrainedTokenizerBase, logging, no_compiler
 from service.engine.models.quantized import Quantization
 
 Progress = Callable[[str, int, int], None]
@@ -62,7 +61,7 @@ def quiet_transformers() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(_Dropped(sys.stderr)):
+        with no_compiler(), redirect_stderr(_Dropped(sys.stderr)):
             yield
     finally:
         logging.set_verbosity(verbosity)

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging
 
 from service.engine.models.card import ModelCard, check_engine, load_card
+from service.engine.models.light_transformers import AutoModelForCausalLM, logging, no_compiler
 from service.engine.torch_engine.lean import LeanDecoder
 from service.engine.torch_engine.linear import use_row_linears
 from service.engine.torch_engine.plan import NAME
@@ -41,9 +40,10 @@ def load_model(model_dir: Path, compute_dtype: str, device: str) -> LoadedModel:
     card = load_card(model_dir)
     check_engine(card, "torch")
     dtype = DTYPES[compute_dtype]
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=dtype, attn_implementation=NAME, local_files_only=True
-    )
+    with no_compiler():
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation=NAME, local_files_only=True
+        )
     model.eval().requires_grad_(False)
     use_row_linears(model)
     model = model.to(device)

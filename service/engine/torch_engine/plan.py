@@ -11,9 +11,9 @@ from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from cache_store.codec import decode_records, encode_records
+from service.engine.models.light_transformers import AttentionInterface
 from service.engine.torch_engine import attention
 from service.engine.torch_engine.few import FewRows, Share, TailRows, few_rows
 from service.engine.torch_engine.kv import DocumentKV, Tail

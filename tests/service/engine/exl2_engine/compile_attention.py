@@ -1,6 +1,6 @@
-"""Compiles the kernels of decode attention for an architecture, with no card: prints a line of JSON for each.
+"""Compiles the kernels of decode attention for architectures, with no card: prints a line of JSON for each.
 
-    python compile_attention.py 90
+    python compile_attention.py 80 90
 
 Runs in a process of its own, because Triton's interpreter, once chosen, stays for the whole process.
 """
@@ -101,10 +101,10 @@ def others(arch: int):
 
 
 def main() -> None:
-    arch = int(sys.argv[1])
-    for make in (documents, others):
-        for name, found in make(arch):
-            print(json.dumps({"name": name} | found))
+    for arch in map(int, sys.argv[1:]):
+        for make in (documents, others):
+            for name, found in make(arch):
+                print(json.dumps({"arch": arch, "name": name} | found))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Compiles the kernels of the product of few rows for an architecture, with no card: prints a line of JSON for each.
+"""Compiles the kernels of the product of few rows for architectures, with no card: prints a line of JSON for each.
 
-    python compile_product.py 90
+    python compile_product.py 80 90
 
 In a process of its own, as `compile_attention.py`, whose output has the same form.
 """
@@ -45,14 +45,18 @@ def compiled(kernel, arch: int, constants: dict, warps: int = 4) -> dict:
     return compiled_as(kernel, arch, constants, warps, types, {n for n, t in types.items() if t[0] == "*"} | WIDTHS)
 
 
-def main() -> None:
-    arch = int(sys.argv[1])
+def kernels(arch: int) -> dict[str, dict]:
     found = {name: compiled(product_kernel, arch, PLAIN | {"FAST": True} | c) for name, c in PRODUCTS.items()}
     found["arrange"] = compiled(arrange_kernel, arch, {"NORM": True, "W": 8192, "BLOCK": 1024}, 8)
     found["finish"] = compiled(finish_kernel, arch, {"SHARES": 4, "BIAS": True, "ADD": True, "BLOCK": 1024})
     found["gate"] = compiled(gate_kernel, arch, {"SHARES": 2, "BIAS": True, "BLOCK": 1024})
-    for name, one in found.items():
-        print(json.dumps({"name": name} | one))
+    return found
+
+
+def main() -> None:
+    for arch in map(int, sys.argv[1:]):
+        for name, one in kernels(arch).items():
+            print(json.dumps({"arch": arch, "name": name} | one))
 
 
 if __name__ == "__main__":

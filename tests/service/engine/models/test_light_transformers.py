@@ -1,0 +1,38 @@
+"""What is left out while transformers is imported is there when it is needed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from service.engine.models.importer import import_model
+
+ROOT = Path(__file__).parents[4]
+CODE = """
+import json, sys
+from pathlib import Path
+import torch
+from service.engine.torch_engine.loading import load_model
+from service.engine.models.light_transformers import no_compiler
+model = load_model(Path(sys.argv[1]), "float32", "cpu").model
+names = ("torch._dynamo", "torch.distributed.tensor", "triton", "boto3")
+left_out = [name for name in names if name not in sys.modules]
+import torch._dynamo
+with no_compiler():
+    kept = sys.modules["torch._dynamo"] is torch._dynamo
+marked = torch._dynamo.disable(lambda: 1)
+print(json.dumps([left_out, kept, marked(), torch.distributed.is_available()]))
+"""
+
+
+def test_the_engine_loads_neither_torchs_compiler_nor_its_distributed_tensors_and_others_may(
+    source: Path, tmp_path: Path
+) -> None:
+    import_model(source, name="tiny", models_dir=tmp_path, measure=lambda *_: {}, find_heads=lambda *_: None)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(tmp_path / "tiny")], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    left_out, *others = json.loads(done.stdout)
+    assert left_out == ["torch._dynamo", "torch.distributed.tensor", "triton", "boto3"]
+    assert others == [True, 1, True]
