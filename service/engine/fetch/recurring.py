@@ -11,7 +11,7 @@ from service.engine.fetch.index import Look
 MOST = 7
 """Other places of a pair of tokens at most. What stands everywhere leads nowhere."""
 
-SECOND_WEIGHT = 0.7
+SECOND_WEIGHT = 0.5
 """Of the best that is found for them, against the best that is found for the question. docs/two-places.md has what
 that finds."""
 
