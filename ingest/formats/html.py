@@ -4,10 +4,11 @@ A page is walked with a stack of our own, because a file may be nested deeper th
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from ingest.encoding import decode
 from ingest.errors import ContentTooLarge, DamagedFile, UnsupportedType
@@ -86,10 +87,10 @@ def read_html(source: str, limits: ParseLimits, *, is_xhtml: bool = False) -> Ht
     if is_xhtml:
         # In XHTML any element may close itself; read as HTML it would take in all that follows.
         source = _SELF_CLOSED.sub(r"<\1\2></\1>", source)
-    if _depth(source) > _MOST_NESTED:
+    if source.count("<") > _MOST_NESTED and _depth(source) > _MOST_NESTED:
         # The parser takes time by the square of the depth.
         raise DamagedFile("its contents are nested too deeply")
-    tree = LexborHTMLParser(source.replace("\0", ""))
+    tree = _parsed(source.replace("\0", ""))
     blocks = Blocks()
     if tree.body is not None:
         _walk(tree.body, blocks)
@@ -98,6 +99,14 @@ def read_html(source: str, limits: ParseLimits, *, is_xhtml: bool = False) -> Ht
     named = " ".join(title.text(deep=True).split()) if title is not None else ""
     heading = next((section.text.lstrip("# ") for section in sections if section.level), None)
     return HtmlText(named or heading, sections)
+
+
+def _parsed(source: str) -> LexborHTMLParser:
+    try:
+        return LexborHTMLParser(source)
+    except SelectolaxError:
+        # It parses whatever there is, and fails only where it gets no memory: 40 times the size of dense markup.
+        raise MemoryError from None
 
 
 def _depth(source: str) -> int:
@@ -118,8 +127,8 @@ def _walk(body: LexborNode, blocks: Blocks) -> None:
         tag = node.tag or ""
         if tag == "-text":
             blocks.add_text(node.text_content or "")
-        elif _is_shown(tag, node):
-            blocks.enter(tag, node.attributes)
+        elif tag not in _SKIPPED and tag[:1].isalpha() and _is_shown(tag, attributes := node.attributes):
+            blocks.enter(tag, attributes)
             if (child := node.child) is not None:
                 opened.append((node, tag))
                 node = child
@@ -131,10 +140,9 @@ def _walk(body: LexborNode, blocks: Blocks) -> None:
         node = following if opened else None
 
 
-def _is_shown(tag: str, node: LexborNode) -> bool:
-    if tag in _SKIPPED or tag.startswith(("-", "!")):
-        return False
-    attributes = node.attributes
+def _is_shown(tag: str, attributes: Mapping[str, str | None]) -> bool:
+    if not attributes:
+        return True
     if "hidden" in attributes or (tag == "input" and attributes.get("type") == "hidden"):
         return False
     return _HIDDEN.search(attributes.get("style") or "") is None

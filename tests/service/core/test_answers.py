@@ -19,7 +19,7 @@ async def test_answer_has_every_field_of_the_contract(world) -> None:
     assert answer["answer"] == "The fee is 1,275 pounds."
     assert answer["finish_reason"] == "stop"
     assert answer["citations"] == [
-        {"document_id": "doc_1", "page": 1, "quote": "The fee is 1,275 pounds.", "score": 1.0}
+        {"document_id": "doc_1", "page": 1, "quote": "The fee is 1,275 pounds.", "score": 1.0, "label": None}
     ]
     assert answer["provenance"] == [{"document_id": "doc_1", "first_page": 1, "last_page": 1, "mode": "verbatim"}]
     assert answer["notice"] is None
