@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.extraction_parts import book_files, pdf_files, plain_files, web_files, word_files
+from benchmarks.extraction_parts import book_files, pdf_files, plain_files, scan_files, web_files, word_files
 from benchmarks.extraction_parts.score import Score, score
 from benchmarks.extraction_parts.story import Made
 from ingest.extract import extract
@@ -13,7 +13,7 @@ from ingest.wire import PageRead
 
 FORMATS: dict[str, dict[str, Callable[[], Made]]] = {
     "PDF": pdf_files.FILES,
-    "PDF, scanned": pdf_files.SCANS,
+    "PDF, scanned": scan_files.FILES,
     "DOCX": word_files.FILES,
     "HTML": web_files.FILES,
     "EPUB": book_files.FILES,

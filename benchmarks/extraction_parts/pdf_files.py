@@ -1,13 +1,14 @@
-"""PDFs as they come: by reportlab where a writer's page is wanted, by pypdf where a form or labels are."""
+"""PDFs as they come: by reportlab where a page is drawn, by pypdf where it is labelled, turned or locked."""
 
 import io
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
 from pypdf import PdfReader, PdfWriter
 from pypdf.constants import PageLabelStyle
 from reportlab.lib.pagesizes import A4
-from reportlab.lib.utils import ImageReader, simpleSplit
+from reportlab.lib.utils import simpleSplit
 from reportlab.pdfbase import pdfmetrics
 from reportlab.pdfbase.cidfonts import UnicodeCIDFont
 from reportlab.pdfgen.canvas import Canvas
@@ -257,33 +258,12 @@ def encrypted() -> Made:
     return Made(_written(writer), "\n".join(story.ENGLISH), 2)
 
 
-def _picture(text: str, angle: int = 0) -> Image.Image:
-    """A page of text as a scanner sees it, 200 dots an inch."""
-    image = Image.new("L", (1654, 2339), 255)
-    font = ImageFont.load_default(size=34)
-    lines = simpleSplit(text, FONT, 34, 1250)
-    ImageDraw.Draw(image).multiline_text((160, 180), "\n".join(lines), font=font, fill=0, spacing=18)
-    return image.rotate(angle, expand=True)
-
-
-def _scan(*pictures: Image.Image) -> bytes:
-    sheet = Sheet()
-    for picture in pictures:
-        size = A4 if picture.height > picture.width else (HEIGHT, WIDTH)
-        sheet.canvas.setPageSize(size)
-        sheet.canvas.drawImage(ImageReader(picture), 0, 0, *size)
-        sheet.end_page()
-    return sheet.bytes()
-
-
-def scanned() -> Made:
-    texts = ["\n".join(story.ENGLISH[:3]), "\n".join(story.ENGLISH[3:6])]
-    return Made(_scan(*map(_picture, texts)), "\n".join(texts), 2)
-
-
-def scanned_sideways() -> Made:
-    text = "\n".join(story.ENGLISH[:4])
-    return Made(_scan(_picture(text, 90)), text, 1)
+def contract() -> Made:
+    """The example contract: sixteen pages with clauses, tables, heads and feet. The truth is what it is made from."""
+    folder = Path(__file__).parents[2] / "examples" / "contract"
+    source = (folder / "contract.md").read_text(encoding="utf-8")
+    truth = "\n".join(line for line in source.splitlines() if not re.fullmatch(r"-{3,}|[|\s:-]+", line))
+    return Made((folder / "contract.pdf").read_bytes(), truth)
 
 
 def _written(writer: PdfWriter) -> bytes:
@@ -323,9 +303,5 @@ FILES: dict[str, Callable[[], Made]] = {
     "form": form,
     "Chinese": chinese,
     "encrypted, no password needed": encrypted,
+    "the example contract": contract,
 }
-SCANS: dict[str, Callable[[], Made]] = {
-    "two scanned pages": scanned,
-    "a page scanned sideways": scanned_sideways,
-}
-"""They need Tesseract."""
