@@ -6,6 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.extraction_parts import book_files, web_files, word_files
+from benchmarks.extraction_parts.word_files import repacked
 from ingest.errors import IngestError
 from ingest.extract import extract
 from ingest.limits import ParseLimits
@@ -35,6 +37,23 @@ TOKENS = [
     b"xref",
     b"\0",
 ]
+
+WORD = {name: word_files.FILES[name]().data for name in ("counted clauses", "merged cells, nested table", "text box")}
+BOOK = book_files.FILES["report with lists and a table"]().data
+PAGE = web_files.FILES["tables with spans"]().data
+MARKUP = [
+    b"<w:p>", b"</w:p>", b"<w:tbl>", b"</w:tc>", b"<w:br w:type='page'/>", b"<w:numId w:val='-7'/>", b"&#x0;", b"&x;",
+    b"<![CDATA[", b"<td rowspan=99999 colspan=99999>", b"<table>", b"<li value=x>", b"<script>", b"href='../../..'", b"\xff",
+]  # fmt: skip
+CHANGES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(MARKUP) | st.binary(max_size=6)), min_size=1, max_size=6)
+
+
+def changed(data: bytes, changes: list[tuple[float, bytes]], *, insert: bool = False) -> bytes:
+    mutated = bytearray(data)
+    for where, what in changes:
+        at = int(where * len(mutated))
+        mutated[at : at if insert else at + len(what)] = what
+    return bytes(mutated)
 
 
 def check(path: Path, data: bytes) -> None:
@@ -74,11 +93,7 @@ def test_random_text(upload: Path, text: str, encoding: str):
     st.lists(st.tuples(st.floats(0, 1), st.sampled_from(TOKENS) | st.binary(max_size=6)), min_size=1, max_size=8),
 )
 def test_mutated_pdfs(upload: Path, seed: bytes, changes: list[tuple[float, bytes]]):
-    data = bytearray(seed)
-    for where, what in changes:
-        at = int(where * len(data))
-        data[at : at + len(what)] = what
-    check(upload, bytes(data))
+    check(upload, changed(seed, changes))
 
 
 @FUZZ
@@ -87,3 +102,32 @@ def test_cut_pdfs(upload: Path, seed: bytes, first: float, last: float):
     start, end = sorted((int(first * len(seed)), int(last * len(seed))))
     check(upload, seed[:end])
     check(upload, seed[:start] + seed[end:])
+
+
+@FUZZ
+@given(st.sampled_from([*WORD.values(), BOOK]), CHANGES)
+def test_packed_documents_with_wrong_bytes(upload: Path, seed: bytes, changes: list[tuple[float, bytes]]):
+    check(upload, changed(seed, changes))
+
+
+@FUZZ
+@given(
+    st.sampled_from(list(WORD.values())),
+    st.sampled_from(["word/document.xml", "word/numbering.xml", "word/styles.xml", "_rels/.rels", "docProps/core.xml"]),
+    CHANGES,
+    st.booleans(),
+)
+def test_word_documents_with_wrong_markup(upload: Path, seed: bytes, part: str, changes, insert: bool):
+    check(upload, repacked(seed, lambda name, old: changed(old, changes, insert=insert) if name == part else old))
+
+
+@FUZZ
+@given(st.sampled_from(["OEBPS/text.xhtml", "OEBPS/book.opf", "META-INF/container.xml"]), CHANGES, st.booleans())
+def test_books_with_wrong_markup(upload: Path, part: str, changes: list[tuple[float, bytes]], insert: bool):
+    check(upload, repacked(BOOK, lambda name, old: changed(old, changes, insert=insert) if name == part else old))
+
+
+@FUZZ
+@given(CHANGES, st.booleans())
+def test_pages_with_wrong_markup(upload: Path, changes: list[tuple[float, bytes]], insert: bool):
+    check(upload, changed(PAGE, changes, insert=insert))
