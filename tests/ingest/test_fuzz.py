@@ -15,6 +15,7 @@ from ingest.wire import Finished, Opened, PageRead, pack
 from tests.ingest.pdf_maker import PdfMaker
 
 LIMITS = ParseLimits(max_pages=50, text_nbytes=1_000_000)
+FEW = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 MAKER = PdfMaker()
 SEEDS = [
@@ -42,8 +43,9 @@ WORD = {name: word_files.FILES[name]().data for name in ("counted clauses", "mer
 BOOK = book_files.FILES["report with lists and a table"]().data
 PAGE = web_files.FILES["tables with spans"]().data
 MARKUP = [
-    b"<w:p>", b"</w:p>", b"<w:tbl>", b"</w:tc>", b"<w:br w:type='page'/>", b"<w:numId w:val='-7'/>", b"&#x0;", b"&x;",
-    b"<![CDATA[", b"<td rowspan=99999 colspan=99999>", b"<table>", b"<li value=x>", b"<script>", b"href='../../..'", b"\xff",
+    b"<w:p>", b"</w:p>", b"<w:tbl>", b"</w:tc>", b"<w:br w:type='page'/>", b"<w:numId w:val='-7'/>", b"&#x0;",
+    b"&x;", b"<![CDATA[", b"<td rowspan=99999 colspan=99999>", b"<table>",
+    b"<li value=x>", b"<script>", b"href='../../..'", b"\xff",
 ]  # fmt: skip
 CHANGES = st.lists(st.tuples(st.floats(0, 1), st.sampled_from(MARKUP) | st.binary(max_size=6)), min_size=1, max_size=6)
 
@@ -104,13 +106,13 @@ def test_cut_pdfs(upload: Path, seed: bytes, first: float, last: float):
     check(upload, seed[:start] + seed[end:])
 
 
-@FUZZ
+@FEW
 @given(st.sampled_from([*WORD.values(), BOOK]), CHANGES)
 def test_packed_documents_with_wrong_bytes(upload: Path, seed: bytes, changes: list[tuple[float, bytes]]):
     check(upload, changed(seed, changes))
 
 
-@FUZZ
+@FEW
 @given(
     st.sampled_from(list(WORD.values())),
     st.sampled_from(["word/document.xml", "word/numbering.xml", "word/styles.xml", "_rels/.rels", "docProps/core.xml"]),
@@ -121,13 +123,13 @@ def test_word_documents_with_wrong_markup(upload: Path, seed: bytes, part: str, 
     check(upload, repacked(seed, lambda name, old: changed(old, changes, insert=insert) if name == part else old))
 
 
-@FUZZ
+@FEW
 @given(st.sampled_from(["OEBPS/text.xhtml", "OEBPS/book.opf", "META-INF/container.xml"]), CHANGES, st.booleans())
 def test_books_with_wrong_markup(upload: Path, part: str, changes: list[tuple[float, bytes]], insert: bool):
     check(upload, repacked(BOOK, lambda name, old: changed(old, changes, insert=insert) if name == part else old))
 
 
-@FUZZ
+@FEW
 @given(CHANGES, st.booleans())
 def test_pages_with_wrong_markup(upload: Path, changes: list[tuple[float, bytes]], insert: bool):
     check(upload, changed(PAGE, changes, insert=insert))

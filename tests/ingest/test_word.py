@@ -1,0 +1,147 @@
+"""Word documents: what is counted, what is left out, and where pages end."""
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import docx
+import pytest
+from docx.oxml import OxmlElement
+from docx.oxml.ns import qn
+
+from benchmarks.extraction_parts.story import report
+from benchmarks.extraction_parts.word_files import W, repacked, saved, written
+from ingest.extract import extract
+from ingest.formats.sections import Section, paginate
+from ingest.formats.word.numbering import written as in_format
+from ingest.limits import ParseLimits
+from ingest.wire import Finished, Opened, PageRead
+
+Put = Callable[[bytes], Path]
+
+
+def read(path: Path) -> tuple[list[str], Opened, list[str]]:
+    messages = list(extract(path, ParseLimits()))
+    assert isinstance(messages[0], Opened)
+    assert isinstance(messages[-1], Finished)
+    return [message.text for message in messages if isinstance(message, PageRead)], messages[0], messages[-1].warnings
+
+
+@pytest.mark.parametrize(
+    ("count", "form", "expected"),
+    [
+        (4, "decimal", "4"), (4, "lowerRoman", "iv"), (1994, "upperRoman", "MCMXCIV"), (27, "lowerLetter", "aa"),
+        (3, "upperLetter", "C"), (7, "decimalZero", "07"), (1, "none", ""), (5, "chineseCounting", "5"),
+        (0, "lowerRoman", "0"), (-2, "lowerLetter", "-2"), (10**9, "upperRoman", "1000000000"),
+    ],
+)  # fmt: skip
+def test_numbers_are_written_as_the_list_wants(count: int, form: str, expected: str):
+    assert in_format(count, form) == expected
+
+
+def test_a_report_reads_like_markdown(put: Put):
+    (page,), opened, _ = read(put(saved(written(report()))))
+    assert page.startswith("# Rules of the Harbour\n\n# Inspections\n\nThe harbour company")
+    assert "- Check the ropes\n- Sound the horn in fog\n- Enter the weather in the register\n\n# Fees" in page
+    assert "| Vessel | Length | Fee |\n| --- | --- | --- |\n| Pilot boat | 12 m | 0 |\n" in page
+    assert "1. Ring the bell\n2. Lower the flag\n" in page
+    assert opened.title == "Rules of the Harbour"
+
+
+def test_the_title_is_that_of_its_properties(put: Put):
+    document = docx.Document()
+    document.core_properties.title = "Port & Rules"
+    document.add_heading("Something else", 1)
+    assert read(put(saved(document)))[1].title == "Port & Rules"
+
+
+def test_comments_and_files_inside_are_said_to_be_left_out(put: Put):
+    document = docx.Document()
+    paragraph = document.add_paragraph("The fee")
+    document.add_comment(paragraph.runs, text="Is this right?", author="a")
+    included = OxmlElement("w:altChunk")
+    included.set(qn("r:id"), "x")
+    document.element.body.insert(0, included)
+    pages, _, warnings = read(put(saved(document)))
+    assert pages == ["The fee"]
+    assert warnings == [
+        "1 comment in the margin cannot be asked about.",
+        "1 file inside the document cannot be asked about.",
+    ]
+
+
+def test_a_blank_page_keeps_its_number(put: Put):
+    document = docx.Document()
+    document.add_paragraph("first")
+    document.add_page_break()
+    document.add_page_break()
+    document.add_paragraph("third")
+    assert read(put(saved(document)))[0] == ["first", "", "third"]
+
+
+def test_a_break_that_word_has_laid_out_after_one_of_the_author_is_the_same(put: Put):
+    document = docx.Document()
+    document.add_paragraph("first")
+    document.add_page_break()
+    run = document.add_paragraph().add_run()
+    run._r.append(OxmlElement("w:lastRenderedPageBreak"))
+    run.add_text("second")
+    assert read(put(saved(document)))[0] == ["first", "second"]
+
+
+def test_a_paragraph_that_wants_a_page_gets_one(put: Put):
+    document = docx.Document()
+    for text in ("first", "second"):
+        document.add_paragraph(text).paragraph_format.page_break_before = True
+    assert read(put(saved(document)))[0] == ["first", "second"]
+
+
+def test_a_table_over_two_pages_is_cut_between_its_rows(put: Put):
+    document = docx.Document()
+    table = document.add_table(3, 2)
+    for number, row in enumerate(table.rows):
+        for cell in row.cells:
+            cell.text = f"row {number}"
+    table.rows[2].cells[0].paragraphs[0].runs[0]._r.insert(0, OxmlElement("w:lastRenderedPageBreak"))
+    pages = read(put(saved(document)))[0]
+    assert [page.count("row") for page in pages] == [4, 2]
+
+
+def test_equations_symbols_and_boxes_to_tick(put: Put):
+    inside = (
+        '<w:p><m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:r><m:t>a=b</m:t></m:r>'
+        "</m:oMath>"
+        '<w:r><w:t xml:space="preserve"> and </w:t><w:sym w:font="Wingdings" w:char="F0FE"/><w:noBreakHyphen/></w:r>'
+        '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:checkBox><w:default w:val="0"/></w:checkBox></w:ffData>'
+        "</w:fldChar></w:r></w:p>"
+    )
+    data = repacked(saved(docx.Document()), lambda name, part: _body(inside) if name == "word/document.xml" else part)
+    assert read(put(data))[0] == ["a=b and ☒-☐"]
+
+
+def _body(inside: str) -> bytes:
+    return f'<w:document xmlns:w="{W}"><w:body>{inside}</w:body></w:document>'.encode()
+
+
+def test_lists_that_are_nowhere_defined_are_paragraphs(put: Put):
+    listed = '<w:pPr><w:numPr><w:ilvl w:val="x"/><w:numId w:val="77"/></w:numPr></w:pPr>'
+    inside = f"<w:p>{listed}<w:r><w:t>a</w:t></w:r></w:p>"
+    data = repacked(saved(docx.Document()), lambda name, part: _body(inside) if name == "word/document.xml" else part)
+    assert read(put(data))[0] == ["a"]
+
+
+def test_pages_of_a_laid_out_document_are_not_cut_at_headings():
+    sections = [Section("x" * 2_000), Section("# Part", 1), Section("y" * 2_500), Section("z", starts_page=True)]
+    assert [len(text) for _, text in paginate(sections, laid_out=True)] == [4_510, 1]
+    assert [label for label, _ in paginate(sections)] == [None, "Part", "Part"]
+
+
+def test_a_package_without_what_text_needs_not_is_read(put: Put):
+    """No styles, no numbering, no properties."""
+    names = {"word/document.xml", "[Content_Types].xml", "_rels/.rels"}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(saved(written(report())))) as old, zipfile.ZipFile(buffer, "w") as new:
+        for name in names:
+            new.writestr(name, old.read(name))
+    assert "dredgers at the northern quay" in read(put(buffer.getvalue()))[0][0]
