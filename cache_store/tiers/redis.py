@@ -30,7 +30,7 @@ from cache_store.tiers.tier import Arrived, TierEntry, generation_of, silent
 
 PREFIX = "preread:kv:"
 UNFINISHED = "preread:kv+:"
-SIZES, USES = "preread:kv-sizes", "preread:kv-uses"
+SIZES, USES, USED = "preread:kv-sizes", "preread:kv-uses", "preread:kv-used"
 UNFINISHED_S = 120
 _OPTIONS = frozenset(
     {"client_name", "db", "health_check_interval", "max_connections", "password", "protocol"}
@@ -40,34 +40,65 @@ _OPTIONS = frozenset(
 MEMORY_SHARE = 0.9
 """Of a Redis with `maxmemory`: what lies above is left to others, whose writes would fail when it is full."""
 
+COUNTED_S = 600
+"""How long the sum of all sizes is kept up rather than made anew: it does not notice what Redis itself let go of."""
+
 _RESERVE = """
--- KEYS: sizes, uses. ARGV: prefix, name, nbytes, budget (0: none), bytes to free, now, seconds a write may take.
-local used, sizes = 0, redis.call('HGETALL', KEYS[1])
-local size_of = {}
-for i = 1, #sizes, 2 do
-  local name, n = sizes[i], tonumber(sizes[i + 1]) or 0
-  local at = tonumber(redis.call('ZSCORE', KEYS[2], name) or 0)
-  if redis.call('EXISTS', ARGV[1] .. name) == 0 and tonumber(ARGV[6]) - at > tonumber(ARGV[7]) then
-    redis.call('HDEL', KEYS[1], name)
-    redis.call('ZREM', KEYS[2], name)
-  elseif name ~= ARGV[2] then
-    used = used + n
-    size_of[name] = n
+-- KEYS: sizes, uses, used. ARGV: prefix, name, nbytes, budget (0: none), bytes to free, now, seconds a write may take,
+-- seconds a count holds. Redis does nothing else meanwhile: what this takes must not grow with what is kept.
+local budget, over, now = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local used, counted = tonumber(redis.call('GET', KEYS[3]) or ''), false
+local function size_of(name) return tonumber(redis.call('HGET', KEYS[1], name) or 0) or 0 end
+local function forget(name)
+  if used then used = used - size_of(name) end
+  redis.call('HDEL', KEYS[1], name)
+  redis.call('ZREM', KEYS[2], name)
+end
+local function ran_out(name, at)
+  return redis.call('EXISTS', ARGV[1] .. name) == 0 and now - tonumber(at) > tonumber(ARGV[7])
+end
+
+local oldest = redis.call('ZRANGE', KEYS[2], 0, 19, 'WITHSCORES')
+for i = 1, #oldest, 2 do
+  if ran_out(oldest[i], oldest[i + 1]) then forget(oldest[i]) end
+end
+local more = tonumber(ARGV[3]) - size_of(ARGV[2])
+if budget > 0 then
+  if not used or used + more > budget then
+    local n = redis.call('ZCARD', KEYS[2])
+    if redis.call('HLEN', KEYS[1]) ~= n then
+      for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+        if not redis.call('ZSCORE', KEYS[2], name) then redis.call('HDEL', KEYS[1], name) end
+      end
+    end
+    used, counted = 0, true
+    for _, size in ipairs(redis.call('HVALS', KEYS[1])) do used = used + (tonumber(size) or 0) end
+    -- Of many, some more than is needed now: the next ones then need no count.
+    if used + more > budget then over = math.max(over, used + more - budget + (n > 1000 and budget / 20 or 0)) end
   end
 end
-local over = tonumber(ARGV[5])
-if tonumber(ARGV[4]) > 0 then over = math.max(over, used + tonumber(ARGV[3]) - tonumber(ARGV[4])) end
-if over > 0 then
-  for _, name in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+local kept = 0
+while over > 0 do
+  local names = redis.call('ZRANGE', KEYS[2], kept, kept + 99, 'WITHSCORES')
+  if #names == 0 then break end
+  for i = 1, #names, 2 do
+    local name, size = names[i], size_of(names[i])
     if over <= 0 then break end
-    if size_of[name] and redis.call('UNLINK', ARGV[1] .. name) == 1 then
-      over = over - size_of[name]
-      redis.call('HDEL', KEYS[1], name)
-      redis.call('ZREM', KEYS[2], name)
+    local freed = name ~= ARGV[2] and redis.call('UNLINK', ARGV[1] .. name) == 1
+    if freed or (name ~= ARGV[2] and ran_out(name, names[i + 1])) then
+      if freed or budget > 0 then over = over - size end
+      forget(name)
+    else
+      kept = kept + 1
     end
   end
 end
 if over > 0 then return 0 end
+if counted then
+  redis.call('SET', KEYS[3], used + more, 'EX', ARGV[8])
+elseif used then
+  redis.call('SET', KEYS[3], used + more, 'KEEPTTL')
+end
 redis.call('HSET', KEYS[1], ARGV[2], ARGV[3])
 redis.call('ZADD', KEYS[2], ARGV[6], ARGV[2])
 return 1
@@ -197,7 +228,8 @@ class RedisTier:
                 raise
 
     def _remove_foreign(self, *names: str) -> None:
-        for name, kind in ((SIZES, b"hash"), (USES, b"zset"), *((name, b"hash") for name in names)):
+        ours = (SIZES, b"hash"), (USES, b"zset"), (USED, b"string")
+        for name, kind in (*ours, *((name, b"hash") for name in names)):
             if self._client.type(name) not in (kind, b"none"):
                 self._client.unlink(name)
 
@@ -209,8 +241,8 @@ class RedisTier:
         memory = self._client.info("memory")
         limit, used = int(memory.get("maxmemory") or 0), int(memory.get("used_memory") or 0)
         over = int(used + nbytes - MEMORY_SHARE * limit) if limit else 0
-        arguments = [PREFIX, flat, nbytes, budget, max(over, 0), time.time(), UNFINISHED_S]
-        if not self._reserve(keys=[SIZES, USES], args=arguments):
+        arguments = [PREFIX, flat, nbytes, budget, max(over, 0), time.time(), UNFINISHED_S, COUNTED_S]
+        if not self._reserve(keys=[SIZES, USES, USED], args=arguments):
             raise TierRefused(f"{nbytes} bytes do not fit Redis: its budget is {budget}, its maxmemory {limit}")
 
     def _publish(self, unfinished: str, key: SnapshotKey) -> None:

@@ -36,7 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
     of windowed documents, from which a question fetches in `fetch_rounds`, 1 or 2. `tiers`: where snapshots are kept
     beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
-    `fake_from_kv` its answers follow from the bytes of the stored KV instead.
+    `fake_from_kv` its answers follow from the bytes of the stored KV instead. Its pace: seconds of a step, of each of
+    its rows, of a layer of a chunk that is read, of a block of a layer that is loaded.
 
     Of the exl2 engine: `device` (the first card, or "cpu" to try it without one, then `resident_budget_nbytes` is for
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
@@ -72,6 +73,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fake_from_kv: bool = False
     fake_step_s: float = 0.0
     fake_layer_s: float = 0.0
+    fake_row_s: float = 0.0
+    fake_load_s: float = 0.0
     fake_chunk_tokens: int = 256
     fake_layers: int = 2
 
@@ -251,5 +254,7 @@ def _fake_parts(config: EngineConfig) -> _Parts:
         tail_tokens=config.tail_tokens,
         step_delay_s=config.fake_step_s,
         layer_delay_s=config.fake_layer_s,
+        row_delay_s=config.fake_row_s,
+        load_delay_s=config.fake_load_s,
     )
     return _Parts(runner, decoder, end_ids, [(0, 0)], list(FAKE_REPLAY))

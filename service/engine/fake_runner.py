@@ -25,7 +25,8 @@ class FakeRunner:
     """Deterministic stand-in for a model.
 
     `script`: token ids that every answer consists of; without it the argmax follows from the stored bytes.
-    `step_delay_s` passes in each forward, `layer_delay_s` in each layer of a document chunk.
+    `step_delay_s` passes in each forward and `row_delay_s` for each of its rows, `layer_delay_s` in each layer of a
+    document chunk, `load_delay_s` for each block of a layer that is loaded.
     Raises RuntimeError when a second thread calls it, or when a freed document or tail is used.
     """
 
@@ -51,11 +52,15 @@ class FakeRunner:
         kv_type: KVType = KVType.K4V4,
         step_delay_s: float = 0.0,
         layer_delay_s: float = 0.0,
+        row_delay_s: float = 0.0,
+        load_delay_s: float = 0.0,
         weights: str = "fake",
     ) -> None:
         self.script = list(script)
         self.step_delay_s = step_delay_s
         self.layer_delay_s = layer_delay_s
+        self.row_delay_s = row_delay_s
+        self.load_delay_s = load_delay_s
         self.layout = KVLayout(n_layers, n_kv_heads, 32, kv_type, block_tokens)
         limits = (max_context, chunk_tokens, n_slots, tail_tokens, vocab_size, sink_multiple, ragged_slots)
         self.limits = RunnerLimits(*limits)
@@ -117,6 +122,7 @@ class FakeRunner:
         self, document: FakeDocument, layer: int, first_token: int, records: memoryview, n_tokens: int
     ) -> None:
         self._check_document(document)
+        time.sleep(self.load_delay_s * self.layout.n_blocks(n_tokens))
         rows = self._rows.decode(memoryview(records).cast("B"), n_tokens)
         document.rows[layer, :, first_token : first_token + n_tokens] = rows
         document.loaded[layer] += n_tokens
@@ -251,7 +257,7 @@ class FakeRunner:
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         self._check_thread()
-        time.sleep(self.step_delay_s)
+        time.sleep(self.step_delay_s + self.row_delay_s * sum(len(rows.tokens) for rows in batch))
         self.forwards.append([len(rows.tokens) for rows in batch])
         return [self._forward_one(rows) for rows in batch]
 

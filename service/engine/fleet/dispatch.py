@@ -69,7 +69,6 @@ class Dispatcher:
             while (worker := place(self._roster.serving, run.wish(tried))) is not None:
                 run.pointer = Pointer(f"{run.request_id}:{uuid.uuid4().hex[:8]}", *worker.life)
                 follower = self._join(run)
-                self._roster.sent(worker.id)
                 if await self._send(run, message):
                     return follower
                 tried |= {self.leave(run)}

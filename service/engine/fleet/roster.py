@@ -11,20 +11,26 @@ import msgspec
 from service.engine.fleet.records import WorkerState
 from service.engine.messages import DocumentRef, EngineInfo, EngineStats
 
+PLACES_FOR_ONE_MORE = 4
+"""A worker that has the document is preferred while fewer than one question waits there for each so many places: one of
+them is free soon. Copies made for every short wait take the memory of other documents, and are waited for as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """`sent`: requests sent to it since its state was last read, which may be older than some of them. `followed`:
-    those that this process follows now."""
+    """`followed`: requests that this process follows now. `others`: those that others had there when the worker last
+    said what it had."""
 
     state: WorkerState
     documents: frozenset[DocumentRef] = frozenset()
-    sent: int = 0
     followed: int = 0
+    others: int = 0
 
     @classmethod
-    def of(cls, state: WorkerState) -> "Worker":
-        return cls(state, frozenset(state.stats.documents if state.stats is not None else ()))
+    def of(cls, state: WorkerState, most_followed: int = 0) -> "Worker":
+        """`most_followed`: how many this process followed at once, at most, since the state before."""
+        documents = frozenset(state.stats.documents if state.stats is not None else ())
+        return cls(state, documents, others=max(state.active - most_followed, 0))
 
     @property
     def id(self) -> str:
@@ -36,11 +42,19 @@ class Worker:
 
     @property
     def load(self) -> int:
-        return max(self.state.active + self.sent, self.followed)
+        """What this process follows is known now. To add it to what the worker said a while ago would count answers
+        that are over since, and send questions away from workers that have places."""
+        return self.others + self.followed
 
     @property
     def has_room(self) -> bool:
         return self.load < self.state.info.max_batch
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a question would wait longer there than a document usually takes to come to another worker."""
+        places = self.state.info.max_batch
+        return self.load >= places + places // PLACES_FOR_ONE_MORE
 
     def has(self, document: DocumentRef) -> bool:
         """Whether a document, or a part of it, is in its memory."""
@@ -56,6 +70,7 @@ class Roster:
         self.info: EngineInfo | None = None
         self.seen_at = time.monotonic()
         self._followed: Counter[tuple[str, str]] = Counter()
+        self._most_followed: Counter[tuple[str, str]] = Counter()
 
     @property
     def all(self) -> list[Worker]:
@@ -70,21 +85,19 @@ class Roster:
     def update(self, states: Iterable[WorkerState], at: float) -> bool:
         """What the workers said at a time of the monotonic clock, or after it; whether another fingerprint is served
         than before."""
-        self._workers = {state.worker_id: Worker.of(state) for state in states}
+        most = self._most_followed
+        self._workers = {each.worker_id: Worker.of(each, most[each.worker_id, each.epoch]) for each in states}
+        self._most_followed = self._followed.copy()
         self.seen_at = at
         before, self.fingerprint = self.fingerprint, self._chosen()
         if (ours := self._of_ours()) and (merged := merged_info([w.state.info for w in ours])) is not None:
             self.info = merged
         return bool(before) and before != self.fingerprint
 
-    def sent(self, worker_id: str) -> None:
-        """Count a request that was sent to a worker."""
-        if (worker := self._workers.get(worker_id)) is not None:
-            self._workers[worker_id] = replace(worker, sent=worker.sent + 1)
-
     def follow(self, life: tuple[str, str], n: int) -> None:
         """Count `n` more requests that this process follows in a worker's life."""
         self._followed[life] += n
+        self._most_followed[life] = max(self._most_followed[life], self._followed[life])
         if self._followed[life] <= 0:
             del self._followed[life]
 
@@ -127,7 +140,7 @@ class Wish:
 
 def place_answer(workers: list[Worker], wish: Wish) -> Worker | None:
     """The session's worker, else the least loaded of those that have the document in memory, else of those that have
-    it on their disk, else of all. When those that have it are busy and another one has room and can restore it, that
+    it on their disk, else of all. When those that have it are crowded and another one has room and can restore it, that
     one."""
     open_to = [w for w in workers if w.id not in wish.tried]
     near = [w for w in open_to if all(w.has(document) for document in wish.documents)]
@@ -137,7 +150,7 @@ def place_answer(workers: list[Worker], wish: Wish) -> Worker | None:
         if group:
             best = least_loaded(group)
             able = [w for w in open_to if w.has_room and (w.state.shares or w in stored or w in near)]
-            return best if best.has_room or not able else least_loaded(able)
+            return least_loaded(able) if best.is_crowded and able else best
     return least_loaded(open_to) if open_to else None
 
 

@@ -9,7 +9,7 @@ from cache_store.errors import SnapshotMiss
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.tiers.breaker import GuardedTier
 from cache_store.tiers.errors import TierDown, TierRefused
-from cache_store.tiers.redis import PREFIX, SIZES, USES, RedisTier
+from cache_store.tiers.redis import PREFIX, SIZES, USED, USES, RedisTier
 from tests.cache_store.recipes import KEY, Recipe
 from tests.cache_store.tiers.conftest import MakeStore
 from tests.cache_store.tiers.servers import RedisServer
@@ -133,6 +133,28 @@ def test_the_budget_lets_go_of_what_was_used_longest_ago(redis_server: RedisServ
         put(tier, made[4], 4_000)
     assert held(tier) == ["doc-0", "doc-2", "doc-3"]
     assert tier.used() <= 3_000
+    tier.close()
+
+
+def test_the_account_is_put_right_and_costs_no_more_with_many(redis_server: RedisServer) -> None:
+    """What Redis itself let go of is counted until it is noticed, at the latest when there seems to be no room."""
+    client, made = redis_server.client(), names(2)
+    tier = RedisTier(redis_server.url, budget_nbytes=10_000_000)
+    many = [f"alice~turn~{n}" for n in range(3_000)]
+    with client.pipeline(transaction=False) as pipe:
+        pipe.hset(SIZES, mapping=dict.fromkeys(many, 3_333) | {"lost": 9_000_000})
+        pipe.zadd(USES, dict.fromkeys(many, 1.0))
+        pipe.execute()
+    put(tier, made[0], 2_000)
+    assert client.hlen(SIZES) == client.zcard(USES) <= 3_000 - 20 + 1
+    for n in range(30):
+        put(tier, EntryName(SnapshotKey("alice", "document", f"more-{n}"), "0" * 16), 50_000)
+        assert sum(map(int, client.hvals(SIZES))) <= int(client.get(USED)) <= 10_000_000
+    client.set(USED, "not ours", ex=100)
+    put(tier, made[1], 2_000)
+    assert set(held(tier)) >= {"doc-0", "doc-1", "more-29"}
+    assert int(client.get(USED)) == sum(map(int, client.hvals(SIZES)))
+    client.close()
     tier.close()
 
 

@@ -1,3 +1,5 @@
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -246,3 +248,14 @@ def test_replay_scores_what_is_repeated_higher():
     assert torch.equal(scores, r.replay(document, TOKENS[20:24], 4, 16, 32))
     with pytest.raises(ValueError, match="sinks"):
         r.replay(document, TOKENS[20:24], 17, 16, 32)
+
+
+def test_its_pace_is_set_for_each_row_and_each_block():
+    r = runner(step_delay_s=0.01, row_delay_s=0.01, load_delay_s=0.01)
+    document, blocks = prefilled(r)
+    began = time.monotonic()
+    question(r, document)
+    asked = time.monotonic()
+    restored(r, blocks)
+    assert asked - began >= 0.05
+    assert time.monotonic() - asked >= 0.01 * 5 * r.layout.n_layers

@@ -60,10 +60,15 @@ def test_a_session_does_not_stay_where_its_document_cannot_come():
 
 
 def test_a_document_in_demand_goes_to_a_second_worker():
-    busy = worker("a", DOC, active=4)
+    busy = worker("a", DOC, active=5)
     assert placed([busy, worker("b", active=1)]) == "b"
     assert placed([busy, worker("b", active=1)], session="a") == "b"
     assert placed([busy, worker("b", active=4)]) == "a"
+
+
+def test_but_not_while_a_place_is_free_soon():
+    assert placed([worker("a", DOC, active=4), worker("b")]) == "a"
+    assert placed([worker("a", DOC, active=1, info=info(max_batch=1)), worker("b")]) == "b"
 
 
 def test_but_not_to_one_that_would_have_to_read_it_again():
@@ -114,24 +119,41 @@ def test_the_fleet_can_do_what_all_can():
     assert (merged.max_batch, merged.has_slots) == (6, False)
 
 
-def test_requests_that_were_sent_count_until_the_worker_says_how_many_it_has():
-    roster = Roster()
-    roster.update(states(worker("a"), worker("b")), 0)
-    for _ in range(3):
-        roster.sent(place_answer(roster.serving, Wish([DOC])).id)
-    assert sorted(w.load for w in roster.serving) == [1, 2]
-    roster.update(states(worker("a"), worker("b")), 0)
-    assert [w.load for w in roster.serving] == [0, 0]
+def follow(roster: Roster, worker_id: str, n: int) -> None:
+    roster.follow((worker_id, "e"), n)
+
+
+def loads(roster: Roster) -> list[int]:
+    return [w.load for w in roster.serving]
 
 
 def test_requests_that_are_followed_count_though_a_worker_has_not_said_so():
     roster = Roster()
     roster.update(states(worker("a"), worker("b", active=1)), 0)
-    for _ in range(2):
-        roster.follow(("a", "e"), 1)
+    follow(roster, "a", 2)
     assert placed(roster.serving) == "b"
-    roster.follow(("a", "e"), -2)
+    follow(roster, "a", -2)
     assert placed(roster.serving) == "a"
+
+
+def test_requests_that_are_over_do_not_count_though_a_worker_has_not_said_so():
+    roster = Roster()
+    roster.update(states(worker("a"), worker("b")), 0)
+    follow(roster, "a", 4)
+    follow(roster, "a", -1)
+    roster.update(states(worker("a", active=4), worker("b")), 1)
+    assert loads(roster) == [3, 0]
+    follow(roster, "a", -3)
+    assert loads(roster) == [0, 0]
+
+
+def test_requests_of_other_processes_count_as_the_worker_said():
+    roster = Roster()
+    follow(roster, "a", 2)
+    roster.update(states(worker("a", active=5), worker("b", active=1)), 0)
+    assert loads(roster) == [5, 1]
+    follow(roster, "a", -2)
+    assert loads(roster) == [3, 1]
 
 
 @pytest.mark.anyio
