@@ -96,11 +96,14 @@ class Disk:
 
     def remove(self, path: Path) -> None:
         """Remove a file or a directory with all it holds; nothing happens when it is not there."""
-        with suppress(FileNotFoundError):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
+        while os.path.lexists(path):
+            # Where others remove it too, a file of it may be gone that was just seen: the rest still has to go, or its
+            # bytes would be taken off the account twice.
+            with suppress(FileNotFoundError):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    os.unlink(path)
 
     def remove_empty(self, path: Path) -> None:
         """Remove a directory if it holds nothing."""

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from service.cli import main
 from tests.cache_store.tiers.servers import RedisServer
 from tests.e2e.fleet import WorkerProcess
 from tests.e2e.server import Server, until
@@ -33,7 +35,7 @@ def shared(redis: RedisServer) -> dict[str, Any]:
 def test_a_server_without_an_engine_answers_through_a_worker(shared: dict[str, Any], tmp_path: Path):
     """No part of it is a test's own: the commands, and the environment."""
     with WorkerProcess(tmp_path / "worker", **shared) as worker:
-        with Server(tmp_path / "api", engine="fake", **shared) as server:
+        with Server(tmp_path / "api", engine="fake", sweep_interval_s=0.3, **shared) as server:
             with pytest.raises(AssertionError, match="no engine process"):
                 server.engine()
             document = server.ready(TEXT)
@@ -42,10 +44,27 @@ def test_a_server_without_an_engine_answers_through_a_worker(shared: dict[str, A
             stored = worker.data_dir / "store" / "snapshots"
             assert list(stored.glob("*/documents/*"))
             assert list(stored.glob("*/turns/*"))
+            stays_while_it_is_pinned(server, worker, document["id"])
             assert server.request("DELETE", f"/v1/documents/{document['id']}").status_code == 200
             assert not list(stored.glob("*/documents/*"))
             assert not list(stored.glob("*/turns/*"))
+            later = server.ready(TEXT)["id"]
+            assert list(stored.glob("*/documents/*"))
+            assert server.request("PATCH", f"/v1/documents/{later}", json={"ttl_s": 1}).status_code == 200
+            until(lambda: not list(stored.glob("*/documents/*")), "what is past its time stays on the worker's disk")
         assert worker.stop() == 0
+
+
+def stays_while_it_is_pinned(server: Server, worker: WorkerProcess, document_id: str) -> None:
+    """What is pinned through the API is not evicted from the worker's disk, though nobody has asked about it since."""
+    for pinned in (True, False, True):
+        assert server.request("PATCH", f"/v1/documents/{document_id}", json={"pinned": pinned}).status_code == 200
+        marks = list((worker.data_dir / "store" / "pins").iterdir())
+        assert [document_id in mark.name for mark in marks] == [True] * pinned
+    command = ["snapshots", "evict", "--bytes", str(1 << 40)]
+    evicted = CliRunner().invoke(main, command, env={"PREREAD_DATA_DIR": str(worker.data_dir)})
+    assert f"document {document_id}: stays (pinned)" in evicted.stdout
+    assert list((worker.data_dir / "store" / "snapshots").glob(f"*/documents/{document_id}"))
 
 
 def asked(server: Server, session: str) -> dict[str, Any]:
@@ -76,6 +95,7 @@ def is_told(events: list[Event]) -> bool:
     return events[-1].name == "error" and events[-1].data["retryable"] and WORDS.startswith(text_of(events))
 
 
+@pytest.mark.timeout(300)
 def test_workers_are_killed_frozen_and_stopped(redis: RedisServer, shared: dict[str, Any], tmp_path: Path):
     with WorkerProcess(tmp_path / "w1", fake=FAKE, **shared) as one:
         with Server(tmp_path / "api", engine="fake", **shared) as server:

@@ -68,6 +68,22 @@ async def test_redis_forgets_everything(fleet, redis_server):
     assert (await engine.stats()).running == 0
 
 
+async def test_redis_forgets_everything_while_a_document_is_read(fleet, redis_server):
+    await fleet.worker("w", FakeEngine(chunk_delay_s=0.3))
+    client = await fleet.client()
+    task = asyncio.create_task(build(client))
+    await asyncio.sleep(0.3)
+    connection = redis_server.client()
+    connection.flushall()
+    connection.close()
+    async with asyncio.timeout(20):
+        events = await task
+        while not isinstance(events[-1], BuildDone):
+            assert events[-1].retryable, events[-1]
+            await asyncio.sleep(0.1)
+            events = await build(client, name="again")
+
+
 async def test_redis_is_killed_and_comes_back_empty(own):
     engine = await own.worker("w", FakeEngine(LONG, token_delay_s=0.01))
     client = await own.client()
