@@ -4,10 +4,11 @@ import argparse
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from bench_report import drop_page_cache, plain_read, timed
+from bench_report import drop_page_cache, plain_read
 
 from service.core.prompts import load_prompts
 from service.engine.digests import digest_of
@@ -28,7 +29,7 @@ TEXT = ROOT / "examples" / "contract" / "contract.md"
 QUESTION = "Who is the district heating manager of the supplier?"
 DOCUMENT = DocumentRef("bench", "document")
 OTHER = DocumentRef("bench", "other")
-N_DECODE = 48
+N_WARM, N_DECODE = 3, 48
 
 
 def document_ids(model_dir: str, n_tokens: int) -> list[int]:
@@ -81,28 +82,13 @@ async def asked(
 
 
 async def build(arguments: argparse.Namespace) -> dict:
-    """Prefill speed, alone (chunks computed and encoded) and as a job that writes a snapshot."""
+    """Prefill speed as a job that writes a snapshot."""
     engine = await LocalEngine.open(config(arguments))
-    ids = document_ids(arguments.model, arguments.tokens)
     await built(engine, OTHER, document_ids(arguments.model, 512))
-    done = await built(engine, DOCUMENT, ids)
+    done = await built(engine, DOCUMENT, document_ids(arguments.model, arguments.tokens))
     name = engine.info.model_name
     await engine.close()
-    runner = load_runner(arguments)
-    chunk = runner.limits.chunk_tokens
-
-    def prefill() -> None:
-        document = runner.new_document(len(ids))
-        for first in range(0, len(ids), chunk):
-            runner.prefill_chunk(document, ids[first : first + chunk])
-
-    alone = timed(prefill, repeats=1, warm_up=0)
-    return {
-        "model": name,
-        "build_tok_s": done.n_tokens / done.seconds,
-        "prefill_tok_s": done.n_tokens / alone.median,
-        "nbytes": done.nbytes,
-    }
+    return {"model": name, "build_tok_s": done.n_tokens / done.seconds, "nbytes": done.nbytes}
 
 
 def load_runner(arguments: argparse.Namespace):
@@ -132,63 +118,108 @@ async def resume(arguments: argparse.Namespace) -> dict:
     }
 
 
-async def decode(arguments: argparse.Namespace) -> dict:
-    """Tokens a second of one session and of four together on the document, through the whole engine."""
-    from service.engine.protocol import Rows
+class Ours:
+    """The torch engine's runner with nothing around it: a document's chunks computed and encoded, steps of sessions."""
 
-    runner = load_runner(arguments)
-    ids = document_ids(arguments.model, arguments.tokens)
-    document = runner.new_document(len(ids))
-    for tensor in (document.k, document.v):
-        tensor.normal_()
-    runner.finish_load(document, len(ids))
-    speeds = []
-    for n_sessions in (1, 4):
-        slots = [runner.new_tail() for _ in range(n_sessions)]
-        for slot in slots:
-            runner.forward([Rows(slot, document, question_ids(arguments.model))])
-        steps = timed(
-            lambda slots=slots: runner.forward([Rows(slot, document, [5]) for slot in slots]), repeats=N_DECODE
-        )
-        speeds.append(n_sessions / steps.median)
-        for slot in slots:
-            runner.free_tail(slot)
-    return {"one_tok_s": speeds[0], "four_tok_s": speeds[1], "step_nbytes": runner.weights_nbytes + document.nbytes}
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._runner = load_runner(arguments)
+        self._ids, self._question = document_ids(arguments.model, arguments.tokens), question_ids(arguments.model)
+        self._document = None
+        self._slots: list[int] = []
+
+    def prefill(self) -> None:
+        if self._document is not None:
+            self._runner.free_document(self._document)
+        self._document, chunk = self._runner.new_document(len(self._ids)), self._runner.limits.chunk_tokens
+        for first in range(0, len(self._ids), chunk):
+            self._runner.prefill_chunk(self._document, self._ids[first : first + chunk])
+
+    def ask(self, n_sessions: int) -> None:
+        from service.engine.protocol import Rows
+
+        self._slots = [self._runner.new_tail() for _ in range(n_sessions)]
+        for slot in self._slots:
+            self._runner.forward([Rows(slot, self._document, self._question)])
+
+    def step(self, n_sessions: int) -> None:
+        from service.engine.protocol import Rows
+
+        self._runner.forward([Rows(slot, self._document, [5]) for slot in self._slots[:n_sessions]])
+
+    @property
+    def step_nbytes(self) -> int:
+        return self._runner.weights_nbytes + self._runner.document_nbytes(len(self._ids))
+
+
+class Stock:
+    """Stock transformers on the same tokens, with its own attention and DynamicCache."""
+
+    def __init__(self, arguments: argparse.Namespace, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=getattr(torch, dtype)).eval()
+        self._ids = torch.tensor([document_ids(arguments.model, arguments.tokens)])
+        self._question = torch.tensor([question_ids(arguments.model)])
+        self._cache = None
+
+    @torch.inference_mode()
+    def prefill(self) -> None:
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache(config=self._model.config)
+        self._model(self._ids, cache=self._cache, logits_to_keep=1)
+
+    @torch.inference_mode()
+    def ask(self) -> None:
+        self._model(self._question, cache=self._cache, logits_to_keep=1)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        self._model(torch.tensor([[5]]), cache=self._cache)
+
+
+def seconds(what: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    what()
+    return time.perf_counter() - started
+
+
+async def pair(arguments: argparse.Namespace) -> dict:
+    """Ours and stock in turns in one process, so that a busy moment of the machine meets both: seconds of each prefill
+    and of each step."""
+    ours, stock = Ours(arguments), Stock(arguments, arguments.dtype)
+    turns: dict[str, list[float]] = {"prefill": [], "stock_prefill": [], "one": [], "four": [], "stock_one": []}
+    for _ in range(arguments.rounds):
+        turns["prefill"].append(seconds(ours.prefill))
+        turns["stock_prefill"].append(seconds(stock.prefill))
+    ours.ask(4)
+    first = seconds(stock.ask)
+    for number in range(N_WARM + N_DECODE):
+        times = {"one": seconds(lambda: ours.step(1)), "stock_one": seconds(stock.step)}
+        times["four"] = seconds(lambda: ours.step(4))
+        if number >= N_WARM:
+            for name, value in times.items():
+                turns[name].append(value)
+    return {**turns, "stock_first_s": first, "step_nbytes": ours.step_nbytes}
 
 
 async def stock(arguments: argparse.Namespace) -> dict:
-    """Stock transformers on the same tokens: prefill to the first token, then steps with DynamicCache."""
-    from transformers import AutoModelForCausalLM, DynamicCache
-
-    dtype = getattr(torch, arguments.dtype)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
-    ids = torch.tensor([document_ids(arguments.model, arguments.tokens)])
-    prompt = torch.tensor([question_ids(arguments.model)])
-    with torch.inference_mode():
-        model(ids[:, :256], logits_to_keep=1)
-        cache = DynamicCache(config=model.config)
-        prefill = timed(lambda: model(ids, cache=cache, logits_to_keep=1), repeats=1, warm_up=0)
-        first = timed(lambda: model(prompt, cache=cache, logits_to_keep=1), repeats=1, warm_up=0)
-        step = torch.tensor([[5]])
-        steps = timed(lambda: model(step, cache=cache), repeats=N_DECODE)
-    return {
-        "prefill_s": prefill.median,
-        "first_s": first.median,
-        "prefill_tok_s": ids.shape[1] / prefill.median,
-        "decode_tok_s": 1 / steps.median,
-    }
+    """Stock transformers alone in another dtype than the engine's: prefill to the first token."""
+    model = Stock(arguments, arguments.dtype)
+    return {"stock_prefill": [seconds(model.prefill)], "stock_first_s": seconds(model.ask)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("build", "resume", "decode", "stock"))
+    parser.add_argument("part", choices=("build", "resume", "pair", "stock"))
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", required=True)
     parser.add_argument("--kv-type", required=True)
     parser.add_argument("--store", required=True)
     parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    part = {"build": build, "resume": resume, "decode": decode, "stock": stock}[arguments.part]
+    part = {"build": build, "resume": resume, "pair": pair, "stock": stock}[arguments.part]
     print(json.dumps(asyncio.run(part(arguments))))
 
 
