@@ -108,8 +108,10 @@ async def test_keys(db):
         assert await uow.people.is_any_key()
         assert await uow.people.names(["bob", "acme", "nobody"]) == {"bob": "bob", "acme": "acme"}
     assert found == {
-        "key_1": (None, NOW + 5, "ann", "acme"), "key_2": (NOW, None, "ann", "acme"), "key_3": (NOW, None, "ann", "acme"),
-    }  # fmt: skip
+        "key_1": (None, NOW + 5, "ann", "acme"),
+        "key_2": (NOW, None, "ann", "acme"),
+        "key_3": (NOW, None, "ann", "acme"),
+    }
 
 
 async def test_records(db):
