@@ -8,6 +8,7 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
+from litestar.openapi.spec import Components, SecurityScheme
 
 from service.api.authentication import Authenticated
 from service.api.hosts import Guarded
@@ -62,6 +63,9 @@ def create_app(
         openapi_config=OpenAPIConfig(
             title="Preread",
             version="1",
+            # None, on a server without keys; or one.
+            security=[{}, {"key": []}],
+            components=Components(security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}),
             openapi_router=Router("/schema", route_handlers=[], include_in_schema=False, after_request=_found),
             render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
         ),

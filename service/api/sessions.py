@@ -44,11 +44,12 @@ class SessionController(Controller):
         principal: NamedDependency[Principal],
         limit: Annotated[int, QueryParameter(ge=1, le=MAX_PAGE)] = 20,
         after: Annotated[str | None, QueryParameter(description="Id of the last one seen.")] = None,
+        shared: Annotated[bool, QueryParameter(description="Those of others that are shared with you.")] = False,
     ) -> SessionList:
         """Sessions, newest first; not those of a link, which anybody may have."""
         if principal.is_link:
             raise Forbidden("A link lists no sessions: keep the ids of yours.", code="not_for_links")
-        page = await services.conversations.sessions.page(principal.user_id, limit=limit, after=after)
+        page = await services.conversations.sessions.page(principal.user_id, limit=limit, after=after, shared=shared)
         return SessionList([session_body(row) for row in page.sessions], page.has_more)
 
     @get("/{session_id:str}", responses=problem_responses(404))

@@ -73,13 +73,18 @@ class SessionService:
             await record(uow, row.created_at, owner_id, "session", row.id, document_ids[0])
         return row
 
-    async def page(self, owner_id: str, *, limit: int = 20, after: str | None = None) -> SessionPage:
-        """Newest first. Raises Invalid for a bad limit, NotFound for a cursor that is no session."""
+    async def page(
+        self, owner_id: str, *, limit: int = 20, after: str | None = None, shared: bool = False
+    ) -> SessionPage:
+        """Their own, or those of others that are `shared` with them, newest first. Raises Invalid for a bad limit,
+        NotFound for a cursor that is no session."""
         if not 1 <= limit <= MAX_PAGE:
             raise Invalid(f"limit is {limit}; it must be from 1 to {MAX_PAGE}.", param="limit")
         async with self._database.reading() as uow:
-            last = await self._own(uow, owner_id, after) if after is not None else None
-            rows = await uow.sessions.page(owner_id, limit=limit + 1, after=last, now=self._clock.now())
+            now, last = self._clock.now(), None
+            if after is not None:
+                last, _ = await usable_session(uow, owner_id, after, now)
+            rows = await uow.sessions.page(owner_id, limit=limit + 1, after=last, now=now, shared=shared)
         return SessionPage(rows[:limit], len(rows) > limit)
 
     async def get(self, owner_id: str, session_id: str) -> tuple[SessionRow, Sequence[TurnRow]]:

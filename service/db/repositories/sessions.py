@@ -6,7 +6,8 @@ from sqlalchemy import and_, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.models import DocumentRow, SessionDocumentRow, SessionRow
-from service.db.repositories.shares import shared_documents
+from service.db.people import ShareRow
+from service.db.repositories.shares import is_for, shared_documents
 
 
 class Sessions:
@@ -29,14 +30,20 @@ class Sessions:
         """Ids of all of them."""
         return list((await self._session.scalars(select(SessionRow.id).where(SessionRow.owner_id == owner_id))).all())
 
-    async def page(self, owner_id: str, *, limit: int, after: SessionRow | None, now: float) -> Sequence[SessionRow]:
-        """Newest first, from just after the row `after`, without those of a document whose time is over at `now`, or
-        that is not shared with the owner any more."""
+    async def page(
+        self, owner_id: str, *, limit: int, after: SessionRow | None, now: float, shared: bool = False
+    ) -> Sequence[SessionRow]:
+        """Their own, or those of others that are `shared` with them, newest first, from just after the row `after`,
+        without those of a document whose time is over at `now`, or that is not shared with them any more."""
         over = and_(DocumentRow.expires_at <= now, DocumentRow.pinned.is_(False))
-        shared = DocumentRow.id.in_(shared_documents(owner_id, now).subquery().select())
-        lost = and_(DocumentRow.owner_id != owner_id, ~shared)
+        theirs = DocumentRow.id.in_(shared_documents(owner_id, now).subquery().select())
+        lost = and_(DocumentRow.owner_id != owner_id, ~theirs)
         gone = select(SessionDocumentRow.session_id).join(DocumentRow).where(or_(over, lost))
         query = select(SessionRow).where(SessionRow.owner_id == owner_id, SessionRow.id.not_in(gone))
+        if shared:
+            given = select(ShareRow.session_id).where(ShareRow.session_id.is_not(None), is_for(owner_id, now))
+            others = SessionRow.owner_id != owner_id
+            query = select(SessionRow).where(others, SessionRow.id.in_(given), SessionRow.id.not_in(gone))
         if after is not None:
             same_time = and_(SessionRow.created_at == after.created_at, SessionRow.id < after.id)
             query = query.where(or_(SessionRow.created_at < after.created_at, same_time))

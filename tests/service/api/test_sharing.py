@@ -142,6 +142,8 @@ async def test_a_shared_session_is_read_and_forked_and_nothing_is_computed(world
     seen = (await world.call(world.bob, "GET", f"/sessions/{session_id}")).json()
     assert seen["turns"][0]["answer"]["answer"] == first["answer"]
     assert await world.sees(world.bob), "its document is shared with it"
+    for path, ids in (("/sessions?shared=true", [session_id]), ("/sessions", [])):
+        assert [each["id"] for each in (await world.call(world.bob, "GET", path)).json()["data"]] == ids
     refused = await world.ask(world.bob, session_id)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_owner")
     built, computed = len(engine.built), (await engine.stats()).prefilled_tokens_total
@@ -154,6 +156,7 @@ async def test_a_shared_session_is_read_and_forked_and_nothing_is_computed(world
     assert (await world.call(world.ann, "DELETE", f"{shares}/{share['id']}")).status_code == 204
     for id in (session_id, fork["id"]):
         assert (await world.call(world.bob, "GET", f"/sessions/{id}")).status_code == 404
+    assert (await world.call(world.bob, "GET", "/sessions?shared=true")).json()["data"] == []
     assert not await world.sees(world.bob)
 
 
