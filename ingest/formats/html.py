@@ -3,9 +3,11 @@
 A page is walked with a stack of our own, because a file may be nested deeper than any call stack.
 """
 
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
@@ -32,14 +34,12 @@ _SELF_CLOSED = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)"
     r"([A-Za-z][\w:.-]*+)((?:[^<>\"'/]|/(?!>)|\"[^\"]*+\"|'[^']*+')*+)/>"
 )
-_TAG = re.compile(r"<(/?)([A-Za-z][A-Za-z0-9:-]*+)")
-_CLOSED_UNSAID = frozenset(
-    (
-        "area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr",
-        "p", "li", "dt", "dd", "td", "th", "tr", "tbody", "thead", "tfoot", "option", "optgroup", "colgroup", "rp",
-        "rt", "a", "body", "html", "head",
-    )
-)  # fmt: skip
+_CLOSED_UNSAID = (
+    "area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr|p|li|dt|dd|td|th|tr|tbody|thead|tfoot|option|"
+    "optgroup|colgroup|rp|rt|a|body|html|head"
+)
+_NESTS = re.compile(rf"<(/?)(?!(?:{_CLOSED_UNSAID})(?![A-Za-z0-9:-]))[A-Za-z]", re.IGNORECASE)
+_STEP = {"": 1, "/": -1}
 _MOST_NESTED = 10_000
 
 
@@ -111,12 +111,9 @@ def _parsed(source: str) -> LexborHTMLParser:
 
 def _depth(source: str) -> int:
     """How deep elements lie in each other at most, as far as their tags tell."""
-    depth = deepest = 0
-    for tag in _TAG.finditer(source):
-        if tag[2].lower() not in _CLOSED_UNSAID:
-            depth = max(0, depth - 1) if tag[1] else depth + 1
-            deepest = max(deepest, depth)
-    return deepest
+    heights = list(accumulate(map(_STEP.__getitem__, _NESTS.findall(source)), initial=0))
+    # A closing tag too many does not lead below the ground.
+    return max(map(operator.sub, heights, accumulate(heights, min)))
 
 
 def _walk(body: LexborNode, blocks: Blocks) -> None:

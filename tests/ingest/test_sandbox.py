@@ -158,8 +158,8 @@ async def test_several_at_once(pdf: PdfMaker, put: Put):
 def test_importing_the_package_loads_nothing_heavy():
     code = (
         "import sys, ingest.sandbox, ingest.tokenize\n"
-        "heavy = {'torch', 'pypdf', 'docx', 'lxml', 'selectolax', 'pypdfium2', 'defusedxml', 'litestar', 'sqlalchemy'}\n"
-        "heavy |= {'service', 'cache_store', 'zipfile'}\n"
+        "heavy = {'torch', 'pypdf', 'docx', 'lxml', 'selectolax', 'pypdfium2', 'defusedxml', 'litestar'}\n"
+        "heavy |= {'sqlalchemy', 'service', 'cache_store', 'zipfile'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
