@@ -25,38 +25,49 @@ def converse(server: Server, document_id: str) -> list[str]:
     return [server.ask(session_id, question, max_tokens=MAX_TOKENS)["answer"] for question in CONVERSATION]
 
 
-def ask_without_a_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """`preread ask` over a stopped server's data. For the usual KV type in a process of its own, which takes it long to
-    load what this one has loaded."""
-    arguments = ["ask", str(LETTER), *CONVERSATION, "--max-tokens", str(MAX_TOKENS), "--json"]
-    if server.settings["kv_type"] == "k8v4":
-        done = server.run(*arguments)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)["answers"]
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    here = CliRunner().invoke(main, arguments)
-    assert here.exit_code == 0, here.output
-    return json.loads(here.stdout)["answers"]
+ASK = ["ask", str(LETTER), *CONVERSATION, "--max-tokens", str(MAX_TOKENS), "--json"]
 
 
-@pytest.mark.parametrize("kv_type", ["fp16", "k8v8", "k8v4", "k4v4"])
-def test_the_same_answers_before_and_after_a_restart_and_without_a_server(
-    serve, demo_model: Path, kv_type: str, monkeypatch: pytest.MonkeyPatch
-):
-    server: Server = serve(model=demo_model, kv_type=kv_type)
-    document = server.ready(LETTER.read_bytes(), LETTER.name)
-    assert document["snapshot"]["kv_type"] == kv_type
-    before = converse(server, document["id"])
-    for answer, value in zip(before, CONVERSATION.values(), strict=True):
+def right(answers: list[str]) -> list[str]:
+    for answer, value in zip(answers, CONVERSATION.values(), strict=True):
         assert value in answer
+    return answers
+
+
+def test_the_same_answers_before_and_after_a_restart_and_without_a_server(serve, demo_model: Path):
+    server: Server = serve(model=demo_model)
+    document = server.ready(LETTER.read_bytes(), LETTER.name)
+    before = right(converse(server, document["id"]))
     server.stop()
-    answers = ask_without_a_server(server, monkeypatch)
+    asked = server.run(*ASK)
+    assert asked.returncode == 0, asked.stderr
+    answers = json.loads(asked.stdout)["answers"]
     assert [answer["answer"] for answer in answers] == before
     assert answers[0]["usage"]["reused_tokens"] == document["token_count"]
     server.start()
     assert converse(server, document["id"]) == before
     assert server.engine_stat("document_prefill_tokens_total") == 0
+
+
+@pytest.mark.parametrize("kv_type", ["fp16", "k8v8", "k4v4"])
+def test_answers_in_every_kv_type_are_those_of_the_engine_that_read_the_document(
+    demo_model: Path, tmp_path: Path, kv_type: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Read and asked about in this process, which has loaded what an engine takes long to load; then asked about again,
+    here and at a server, by engines that find what is stored."""
+    server = Server(tmp_path / "data", model=demo_model, kv_type=kv_type)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    first, second = (json.loads(CliRunner().invoke(main, ASK).stdout)["answers"] for _ in range(2))
+    before = right([answer["answer"] for answer in first])
+    assert [answer["answer"] for answer in second] == before
+    assert (second[0]["cache"]["source"], second[0]["cache"]["miss_reason"]) == ("disk", None)
+    assert second[0]["usage"]["reused_tokens"] == first[0]["usage"]["document_tokens"]
+    with server:
+        document = server.ready(LETTER.read_bytes(), LETTER.name)
+        assert document["snapshot"]["kv_type"] == kv_type
+        assert converse(server, document["id"]) == before
+        assert server.engine_stat("document_prefill_tokens_total") == 0
 
 
 def test_a_kv_type_that_failed_its_gate_is_refused_with_the_figure(demo_model: Path, tmp_path: Path):

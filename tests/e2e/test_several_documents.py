@@ -1,5 +1,5 @@
 """Three documents in one session of a real server: each question finds the document that answers it, after a restart
-too, and the session ends with any of them."""
+too, and the session ends with any of them. Others, whose snapshots are damaged meanwhile, are read again."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.damage import FEW
+from tests.e2e.damaged import KEEPERS, Damaged, expect_right_and_tidy, story
 from tests.e2e.long_text import paragraphs
 from tests.e2e.server import Server, files_below
 
@@ -22,6 +24,8 @@ QUESTIONS = (
     ("Who built the lighthouse of Norrvik?", 1, "Ansel Brandt"),
     ("Who is the treasurer of the garden club?", 2, "Piotr Semenov"),
 )
+DAMAGES = FEW[::2]
+"""Some of each sort: what is read again does not depend on what the model computes (`test_damaged_snapshots`)."""
 FOLLOW_UP = ("In which room does the club meet?", 2, "Larch Room")
 
 
@@ -45,7 +49,7 @@ def ask(server: Server, session_id: str, ids: list[str], question: tuple[str, in
     return answer
 
 
-def test_three_documents_in_one_session(serve, demo_model: Path):
+def test_three_documents_in_one_session_and_damaged_ones(serve, demo_model: Path):
     server: Server = serve(model=demo_model)
     read = [server.ready(text, f"{title}.md") for title, text in zip(TITLES, texts(), strict=True)]
     ids, n_tokens = [body["id"] for body in read], sum(body["token_count"] for body in read)
@@ -62,7 +66,9 @@ def test_three_documents_in_one_session(serve, demo_model: Path):
     fork = server.request("POST", f"/v1/sessions/{session_id}/fork").json()
     assert fork["document_ids"] == ids
     expected = ask(server, session_id, ids, FOLLOW_UP)
+    damaged = Damaged(server, DAMAGES, [story(n, 4) for n in range(len(DAMAGES))])
     server.stop()
+    damaged.apply()
     server.start()
 
     follow_up = ask(server, fork["id"], ids, FOLLOW_UP)
@@ -81,3 +87,8 @@ def test_three_documents_in_one_session(serve, demo_model: Path):
     for gone in (session_id, fork["id"]):
         assert server.question(gone, FOLLOW_UP[0]).status_code == 404
     ask(server, pair, ids, QUESTIONS[0])
+
+    cases = damaged.ask_again()
+    for keeper, damage in zip(KEEPERS, DAMAGES, strict=False):
+        assert keeper in cases[damage.name].after["answer"]
+        expect_right_and_tidy(cases[damage.name], damage)
