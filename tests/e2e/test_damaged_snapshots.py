@@ -37,8 +37,8 @@ def test_an_engine_whose_answers_hash_its_kv_answers_the_same(fake_cases, damage
 
 @dataclass
 class Turns:
-    """Sessions that asked the same of one document. After it the server was stopped, what was stored was checked, and the
-    KV of two of their turns damaged."""
+    """Sessions that asked the same of one document. Then the server was stopped, its store checked, and the KV of
+    two turns damaged."""
 
     case: Case
     flipped: str
