@@ -68,7 +68,7 @@ def test_what_fails_is_done_again_the_next_time(tmp_path: Path, what: str) -> No
 )
 def test_each_command_does_its_own_set_up(tmp_path: Path, target: str, stages: list[str]) -> None:
     venv, environment = tmp_path / "venv", os.environ | {"PREREAD_DATA_DIR": str(tmp_path / "data"), "MAKEFLAGS": ""}
-    # What the recursive call of `make test` would do is the same again.
-    command = ["make", "-n", target, f"VENV={venv}", "MAKE=true"]
+    command = ["make", "-n", target, f"VENV={venv}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("scripts/setup.sh")] == stages
+    found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("scripts/setup.sh")]
+    assert list(dict.fromkeys(found)) == stages  # `make test` calls make twice, and nothing was made meanwhile
