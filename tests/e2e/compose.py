@@ -82,7 +82,7 @@ class Service:
             assert self.process.poll() is None, self.log_path.read_text()[-4000:]
             return self.check().returncode == 0
 
-        until(healthy, f"{self.name} does not become healthy", START_S, every_s=0.5)
+        until(healthy, f"{self.name} does not become healthy", START_S, every_s=1.5)
 
     def stop(self) -> int:
         """The exit status; it must end within the time that the file gives it."""
