@@ -32,6 +32,9 @@ OTHER_DIMS = {80: 64, 86: 96, 89: 256, 90: 256}
 """Beside 128, every architecture gets another head dim; 8.9 only this one."""
 SAME_CODE = {89: 86}
 """The same constants give the same machine code."""
+ROOMY = (128, 16)
+"""Head dim and tile whose constants are those of 8.0 on 8.6 too, where they leave a third of the registers free: 8.6
+need not be tried."""
 
 
 def compiled(kernel, arch: int, constants: dict, warps: int) -> dict:
@@ -84,7 +87,7 @@ def documents(arch: int):
         config = decode_config(kv_type, tile, dim, arch)
         twin = SAME_CODE.get(arch, arch)
         same = (query_tile(queries, dim, twin), decode_config(kv_type, tile, dim, twin)) == (tile, config)
-        if dim == 128 and twin != arch and same:
+        if (dim == 128 and twin != arch and same) or (arch == 86 and (dim, tile) == ROOMY):
             continue
         constants = document_constants(layout, 5, tile, config, biased=dim != 128, slots=slots, fast=True)
         yield f"{kv_type} {dim} {tile}{' slots' * slots}", compiled(document_kernel, arch, constants, config.warps)
