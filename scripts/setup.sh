@@ -10,7 +10,10 @@ venv=${2:-.venv}
 # pip compiles one file after the other, for most of a minute. Here it is done beside it, and at the end on all cores. Some
 # packages carry files for other versions of Python, which do not compile. Left out is what is hardly ever imported, nearly
 # half of all: it is compiled when it is.
-rarely='/tests/|/testing/_internal/|/(faker|setuptools|pip)/|/transformers/models/(?!auto/|llama/|[^/]*$)'
+rarely='/tests/|/testing/|/(faker|setuptools|pip|networkx|torchgen)/|/transformers/models/(?!auto/|llama/|[^/]*$)'
+rarely+='|/torch/(_vendor|_inductor/(codegen|fx_passes|kernel|runtime)|distributed/pipelining)/|/sympy/(physics|stats)/'
+rarely+='|/transformers/(exporters|pipelines)/|/huggingface_hub/(cli|inference)/|/sqlalchemy/dialects/(my|ms)sql/'
+rarely+='|/sqlalchemy/dialects/oracle/|/numpy/(distutils|f2py)/|/pydantic/v1/'
 rarely+='|/moto/(?!core/|moto_|s3|utilities/|[^/]*$)'
 compile_packages() {
     "$venv/bin/python" -m compileall -q -q -j "$1" -x "$rarely" "$venv"/lib/python*/site-packages || true
