@@ -15,10 +15,12 @@ def by_arch(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
 
 @pytest.mark.parametrize("arch", sorted(SHARED_NBYTES))
 def test_decode_attention_compiles_without_spills_for(by_arch, arch):
-    kernels = by_arch[arch]
+    kernels = [*by_arch[arch]]
     assert len(kernels) == {86: 8, 89: 4}.get(arch, 13)  # the others are those of 8.0 or 8.6
     if arch == 86:
-        kernels = [*kernels, *(kernel for kernel in by_arch[80] if " 128 16" in kernel["name"])]
+        roomy = [kernel for kernel in by_arch[80] if " 128 16" in kernel["name"]]
+        assert all(kernel["registers"] < 192 for kernel in roomy), "of 255: with less to spare, compile them for 8.6"
+        kernels += roomy
         assert len(kernels) == 13
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_NBYTES[arch], kernel["name"]
