@@ -10,37 +10,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVType
 from cache_store.reader import SnapshotReader
-from service.engine.models.light_transformers import AutoModelForCausalLM, no_compiler
 from service.engine.protocol import Rows
 from service.engine.torch_engine.runner import TorchRunner
 
 
 @torch.inference_mode()
 def generate(
-    model_dir: str, prompts: dict[str, list[list[int]]], max_new: dict[str, int], end_id: int
-) -> dict[str, list[dict[str, Any]]]:
-    """By dtype greedy continuations of `prompts`, in FP32 with a `DynamicCache`. `gaps`: between the two largest logits
-    at each step; `noise`: by how much a logit at these positions moves when the tokens are computed in one pass and
-    that dtype."""
-    model, found = _load(model_dir, torch.float32), {}
-    for dtype, own in prompts.items():
-        other = model if dtype == "float32" else _load(model_dir, getattr(torch, dtype))
-        found[dtype] = [_generated(model, other, prompt, max_new[dtype], end_id) for prompt in own]
-    return found
+    model_dir: str, prompts: list[list[int]], max_new: int, end_id: int, compute_dtype: str
+) -> list[dict[str, Any]]:
+    """Greedy continuations in FP32 with a `DynamicCache`. `gaps`: between the two largest logits at each step;
+    `noise`: by how much a logit at these positions moves when the tokens are computed in one pass, in
+    `compute_dtype`."""
+    model = _load(model_dir, torch.float32)
+    other = model if compute_dtype == "float32" else _load(model_dir, getattr(torch, compute_dtype))
+    return [_generated(model, other, prompt, max_new, end_id) for prompt in prompts]
 
 
 def _load(model_dir: str, dtype: torch.dtype) -> Any:
-    with no_compiler():
-        return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True).eval()
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True).eval()
 
 
 def _generated(model: Any, other: Any, prompt: list[int], max_new: int, end_id: int) -> dict[str, Any]:
-    from transformers import DynamicCache  # after `light_transformers`
-
     out = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 DOC = DocumentRef("own", "doc")
 FACT = "The keeper of the Rosehill pump is Edda Malkin, and its access code is KV-417."
 QUESTIONS = ("Who is the keeper of the Rosehill pump?", "What is the access code of the Rosehill pump?")
-N_TOKENS = 1600
+N_TOKENS = 2200
 RETENTION = Retention(sink_tokens=16, summary_tokens=64, window_tokens=192, segment_tokens=1024, fetch_tokens=192)
 INDEX_HEADS = [(18, 2), (17, 1)]
 """As found on other documents: the test does not depend on whether the model's directory names any."""
