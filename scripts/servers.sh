@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The servers that tests start themselves: a real Redis and a real PostgreSQL. Installs Debian's packages where they lack.
+# What tests start themselves: a real Redis, a real PostgreSQL, and Tesseract for scanned pages. Installs
+# Debian's packages where they lack.
 set -euo pipefail
 
 # install PACKAGE: or end, with a sentence.
@@ -16,3 +17,4 @@ install() {
 command -v redis-server >/dev/null || install redis-server
 # Debian has PostgreSQL's programs beside the path.
 command -v initdb >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || install postgresql
+command -v tesseract >/dev/null || install tesseract-ocr
