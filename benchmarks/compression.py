@@ -2,6 +2,7 @@
 
     .venv/bin/pip install --group bench
     python -m benchmarks.compression [--tokens 1536] [--repeats 5] [--write]
+    python -m benchmarks.compression --snapshot STORE/snapshots/OWNER/documents/ID/FINGERPRINT
 
 The example contract is read with the demo model in each quantized KV type, and its records are compressed as they lie
 in a shard, all in one frame, which is the best case for zstd. Three orders of the bytes: `as stored`; `bytes`, where
@@ -9,17 +10,16 @@ codes and scales stand apart, the codes of one channel together, and the two byt
 beside that the bits of one weight stand together. What ordering takes counts (it is done by numpy; as C code is faster,
 the table says too what would be saved if it took no time).
 
-*bound* is the entropy of single bytes per byte: what no coder that looks at bytes alone can beat. What a tier of a
-speed gains is taken at best: bytes are decompressed while others still arrive, on one core. Times are those of the
-processor. `--write` puts the table
-into docs/tiers.md.
+*bound* is what a coder reaches that knows how often each byte is among all of them, and nothing else; one that adapts
+to a channel can do a little better. What a tier of a speed gains is taken at best: bytes are decompressed while others
+still arrive, on one core. Times are those of the processor. `--write` puts the table into docs/tiers.md.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,10 @@ import torch
 import zstandard
 
 from benchmarks.bench_report import Timing, machine, print_json, table, write_section
+from cache_store.codec import decode_records, encode_record
+from cache_store.keys import EntryName, SnapshotKey
 from cache_store.layout import KVLayout, KVType, packed_nbytes
+from cache_store.reader import SnapshotReader
 from service.cli.config import read_settings
 from service.engine.models.source import quiet_transformers
 from service.engine.tokenizer import Tokenizer
@@ -80,6 +83,22 @@ def records(model_dir: Path, kv_type: KVType, ids: list[int]) -> tuple[KVLayout,
             blocks += runner.prefill_chunk(document, ids[first : first + CHUNK_TOKENS])
     layers = range(runner.layout.n_layers)
     return runner.layout, [np.frombuffer(block[layer], np.uint8).copy() for layer in layers for block in blocks]
+
+
+def records_of(snapshot: Path, kv_type: KVType) -> tuple[KVLayout, list[Bytes]]:
+    """As `records`, from the whole blocks of an FP16 snapshot that lies in a directory of a store."""
+    *_, owner, _, document, fingerprint = snapshot.parts
+    name = EntryName(SnapshotKey(owner, "document", document), fingerprint)
+    with SnapshotReader(snapshot.parents[3], name) as reader:
+        stored = reader.layout
+        blocks = reader.read_blocks(range(reader.n_tokens // stored.block_tokens))
+    layout, found = replace(stored, kv_type=kv_type), []
+    k, v = (torch.empty(stored.n_kv_heads, stored.block_tokens, stored.head_dim) for _ in range(2))
+    for layer in range(stored.n_layers):
+        for block in blocks:
+            decode_records(block[layer], stored.block_tokens, stored, out_k=k, out_v=v)
+            found.append(np.frombuffer(encode_record(k, v, layout), np.uint8))
+    return layout, found
 
 
 class Orders:
@@ -195,7 +214,7 @@ def report(figures: list[Figure], n_tokens: int, repeats: int) -> str:
     ]  # fmt: skip
     sizes = statistics.mean({figure.nbytes for figure in figures}) / 1e6
     return (
-        f"{machine()}; one core. {n_tokens} tokens of the example contract, {sizes:.0f} MB in the mean. Medians of "
+        f"{machine()}; one core. {n_tokens} tokens, {sizes:.1f} MB in the mean. Medians of "
         f"{repeats} (least to most); in brackets what is saved if ordering took no time.\n\n{table(header, rows)}"
     )
 
@@ -204,14 +223,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=read_settings().model_dir)
     parser.add_argument("--tokens", type=int, default=1536, help="rounded down to whole chunks")
+    parser.add_argument("--snapshot", type=Path, help="directory of a stored FP16 snapshot, to read no document")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="put the table into docs/tiers.md")
     arguments = parser.parse_args()
     n_tokens = arguments.tokens // CHUNK_TOKENS * CHUNK_TOKENS
-    ids = Tokenizer.load(arguments.model).encode_plain(TEXT.read_text(encoding="utf-8"))[:n_tokens]
+    ids: list[int] = []
+    if arguments.snapshot is None:
+        ids = Tokenizer.load(arguments.model).encode_plain(TEXT.read_text(encoding="utf-8"))[:n_tokens]
     figures: list[Figure] = []
     for kv_type in TYPES:
-        layout, found = records(arguments.model, kv_type, ids)
+        if arguments.snapshot is not None:
+            layout, found = records_of(arguments.snapshot, kv_type)
+            n_tokens = len(found) // layout.n_layers * layout.block_tokens
+        else:
+            layout, found = records(arguments.model, kv_type, ids)
         figures += measured(layout, np.concatenate(found), arguments.repeats)
     text = report(figures, n_tokens, arguments.repeats)
     print(text)
