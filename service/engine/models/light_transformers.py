@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -66,27 +66,19 @@ def _alone() -> Iterator[None]:
             del sys.modules[_CLOUD]
 
 
-if TYPE_CHECKING:
-    # Its package names every class of every model: a type checker reads longer in them than in all of Preread.
-    AttentionInterface: Any
-    AutoConfig: Any
-    AutoModelForCausalLM: Any
-    AutoTokenizer: Any
-    GenerationConfig: Any
-    PreTrainedTokenizerBase: TypeAlias = Any
-    logging: Any
-else:
-    with no_compiler(), _alone():
-        import transformers.masking_utils  # noqa: F401 - every model class imports it
-        from transformers import (
-            AttentionInterface,
-            AutoConfig,
-            AutoModelForCausalLM,
-            AutoTokenizer,
-            GenerationConfig,
-            PreTrainedTokenizerBase,
-        )
-        from transformers.utils import logging
+with no_compiler(), _alone():
+    from transformers import (
+        AttentionInterface,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        PreTrainedTokenizerBase,
+        masking_utils,  # noqa: F401 - every model class imports it
+        utils,
+    )
+
+logging = utils.logging
 
 __all__ = [
     "AttentionInterface",
