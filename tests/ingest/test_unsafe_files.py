@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from benchmarks.extraction_parts.book_files import chapter, packed
-from benchmarks.extraction_parts.word_files import repacked, saved
+from benchmarks.extraction_parts.word_files import FILES, repacked, saved
 from ingest.errors import (
     ContentTooLarge,
     DamagedFile,
@@ -96,6 +96,10 @@ def protected_book() -> bytes:
     )
 
 
+def broken_notes() -> bytes:
+    return with_part("word/footnotes.xml", b"<w:footnotes", FILES["footnotes and endnotes"]().data)
+
+
 def missing_text() -> bytes:
     return word().replace(b"word/document.xml", b"word/d0cument.xml")
 
@@ -141,6 +145,9 @@ REFUSED: dict[str, Refusal] = {
     "a shop's book": (protected_book, Protected, "This EPUB book is protected"),
     "no text part": (missing_text, DamagedFile, "is missing"),
     "text that is no XML": (in_word(b"<w:document"), DamagedFile, "as a Word document"),
+    "notes that are no XML": (broken_notes, DamagedFile, "as a Word document"),
+    "numbers that are no XML": (in_word(b"<w:numbering", "word/numbering.xml"), DamagedFile, "as a Word document"),
+    "another root": (in_word(b"<x/>"), DamagedFile, "as a Word document"),
     "XML nested deep": (in_word(DEEP), DamagedFile, "as a Word document"),
     "cut in half": (lambda: word()[: len(word()) // 2], DamagedFile, "container cannot be read"),
     "a book without chapters": (lambda: packed([]), DamagedFile, "none of its chapters"),

@@ -9,6 +9,7 @@ from docx.document import Document
 from docx.opc.constants import RELATIONSHIP_TYPE
 from docx.oxml.parser import parse_xml
 
+from ingest.errors import DamagedFile
 from ingest.formats.archive import Archive
 from ingest.formats.sections import Section
 from ingest.formats.tables import repeated, table_text
@@ -39,9 +40,15 @@ class WordText:
 def read_word(archive: Archive) -> WordText:
     """All text of the document. Raises what `open_word` raises."""
     document = open_word(archive)
-    body = _Body(document)
-    body.read(document.element.body)
-    title = (document.core_properties.title or "").strip()
+    try:
+        body = _Body(document)
+        body.read(document.element.body)
+        title = (document.core_properties.title or "").strip()
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:
+        # Notes, numbering and properties are parsed when they are asked for, and elements may not be what they should.
+        raise DamagedFile("its text cannot be read as a Word document") from None
     if title.lower() in _NO_TITLES:
         title = next((section.text.lstrip("# ") for section in body.sections if section.level), "")
     return WordText(title or None, body.sections, body.laid_out, tuple(body.warnings()))
