@@ -57,9 +57,12 @@ test:
 	@$(MAKE) $(SIDE_BY_SIDE) check model kernels
 	PREREAD_TEST_MODEL="$(MODEL)" TEST_KERNELS=done scripts/test.sh
 
-# Faults of every part at random moments, each TIMES times. `make chaos CASE=kill_redis TIMES=50` is one of them.
-chaos: setup servers
-	$(PY) -m tests.chaos.run --times $(or $(TIMES),20) $(addprefix --case ,$(CASE))
+# Faults of every part at random moments, each TIMES times. `make chaos CASE=kill_redis TIMES=50` is one of them,
+# `make chaos ENGINE=model` the worst five with the demo model; WORLDS installations share the cases, and WRITE=1 adds
+# what was seen to docs/faults.md.
+chaos: setup servers $(if $(filter model,$(ENGINE)),model)
+	$(PY) -m tests.chaos.run --times $(or $(TIMES),$(if $(filter model,$(ENGINE)),5,20)) --worlds $(or $(WORLDS),1) \
+		$(addprefix --case ,$(CASE)) $(if $(filter model,$(ENGINE)),--model "$(MODEL)") $(if $(WRITE),--write)
 
 bench: model
 	$(PY) benchmarks/resume.py --write

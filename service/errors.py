@@ -15,6 +15,7 @@ ServiceError                code, detail (says what to do)
 │   └── LimitReached        the owner's quota, or the rate of requests; the code says which
 ├── Unavailable             the engine is down or restarting; `retry_after_s`
 │   └── DatabaseUnavailable the database is not there, or took too long; nothing was changed
+│       └── CommitUnknown   it went away while it was told to keep a change: that may have been kept
 └── StorageFull             disk budget, free-space floor, or the operating system refused
 """
 
@@ -91,6 +92,10 @@ class Unavailable(_Retryable):
 
 class DatabaseUnavailable(Unavailable):
     code = "database_unavailable"
+
+
+class CommitUnknown(DatabaseUnavailable):
+    pass
 
 
 class StorageFull(ServiceError):

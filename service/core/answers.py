@@ -21,6 +21,7 @@ from service.core.provenance import notice_of, whole_document
 from service.core.repeats import Repeat, Repeated
 from service.core.results import Outcome
 from service.core.sampling import Question
+from service.core.strays import Strays
 from service.core.streams import AnswerStream
 from service.core.turn_log import TakenOver, TurnLog, closing_of, failed_turn, taken_over
 from service.db.engine import Database
@@ -76,13 +77,14 @@ class AnswerService:
         self._run = AnswerRun(engine, preparation.rebuild, clock)
         self._indexes = CitationIndexes(database)
         self._running: dict[str, _Running] = {}
+        self._strays = Strays(clock, leases.lease_s)
         self._closing = False
 
     def start(self) -> None:
         """Take up answers of processes that are gone, now and then; and give up one's own when others do that."""
         if not self._leases.alone:
             self._leases.lost.append(self._let_go)
-            self._leases.each_beat.append(self._adopt_free)
+            self._leases.each_beat += [self._adopt_free, self._adopt_strays]
 
     async def ask(
         self, owner_id: str, session_id: str, question: Question, *, repeat_key: str | None = None
@@ -177,6 +179,13 @@ class AnswerService:
                 claimed = await uow.turns.claim(turn.id, self._leases.owner)
             if claimed:
                 await self._adopt(turn, owner_id)
+
+    async def _adopt_strays(self) -> None:
+        async with self._database.reading() as uow:
+            mine = {turn.id: (turn, owner_id) for turn, owner_id in await uow.turns.carried_by(self._leases.owner)}
+        for answer_id in self._strays.due(mine.keys() - self._running.keys()):
+            if not self._closing:
+                await self._adopt(*mine[answer_id])
 
     async def _adopt(self, turn: TurnRow, owner_id: str) -> None:
         _log.info("answer taken over", answer_id=turn.id)

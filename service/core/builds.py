@@ -10,8 +10,11 @@ from service.engine.messages import BuildDone, BuildProgress, BuildRequest, Docu
 from service.engine.protocol import EngineClient
 from service.errors import NotFound, ServiceError, StorageFull, TooLong, Unavailable
 
-MAX_LOSSES = 3
+MAX_LOSSES = 5
 """An engine lost this often at the same place is not tried again: the document may be what kills it."""
+FIRST_PAUSE_S = 0.2
+"""After a loss; five times as long after each further one at the same place. Workers are lost too when Redis is away,
+which must not be taken for what a document does: that is lost five times in half a minute."""
 _POLL_S = 0.2
 _BUSY_S = 1.0
 _RETRIED = frozenset({"engine_lost", "busy"})
@@ -48,7 +51,7 @@ async def build_snapshot(
                 "Its log says why; upload the document again to start afresh.",
                 code="engine_lost",
             )
-        await asyncio.sleep(_BUSY_S if end.code == "busy" else _POLL_S)
+        await asyncio.sleep(_BUSY_S if end.code == "busy" else FIRST_PAUSE_S * 5 ** (losses - 1))
 
 
 class _Attempt:

@@ -16,6 +16,7 @@ from service.core.ingestion import Ingestion
 from service.core.leases import Leases
 from service.core.outages import through_outages
 from service.core.progress import ProgressBoard
+from service.core.strays import Strays
 from service.db.engine import Database
 from service.db.models import DocumentRow
 from service.engine.messages import DocumentRef
@@ -53,6 +54,8 @@ class Jobs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._passwords: dict[str, str] = {}
         self._removed_here: set[str] = set()
+        self._strays = Strays(clock, leases.lease_s)
+        self._unsure: dict[str, DocumentRef] = {}
         self._writer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -60,7 +63,7 @@ class Jobs:
         self._writer = asyncio.create_task(self._store_progress())
         await self._take_up()
         self._leases.lost.append(self._stop_all)
-        self._leases.each_beat += [self._stop_lost, self._take_up]
+        self._leases.each_beat += [self._stop_lost, self._take_up, self._take_strays]
 
     async def close(self) -> None:
         """Stop working. Rows stay as they are, so that the next start goes on."""
@@ -78,6 +81,10 @@ class Jobs:
         task = asyncio.create_task(self._run(DocumentRef(row.owner_id, row.id), lease), name=f"ingest {row.id}")
         self._tasks[row.id] = task
         task.add_done_callback(lambda done: self._drop(row.id, done))
+
+    def unsure(self, ref: DocumentRef) -> None:
+        """The database went away while a document was added. Once it is back: work on it, or remove its file."""
+        self._unsure[ref.document_id] = ref
 
     async def stop(self, document_id: str) -> None:
         """End the work on a document, of which the caller removes what is there; returns when nothing of it runs any
@@ -104,6 +111,24 @@ class Jobs:
         for row in rows:
             if row.id not in self._tasks:
                 self.submit(row)
+
+    async def _take_strays(self) -> None:
+        async with self._db.reading() as uow:
+            mine = {row.id: row for row in await uow.documents.unfinished_of(self._leases.owner, statuses.UNFINISHED)}
+        for document_id in self._strays.due(mine.keys() - self._tasks.keys()):
+            _log.warning("a document of this process was not worked on", document_id=document_id)
+            self.submit(mine[document_id])
+        if self._unsure:
+            await self._settle()
+
+    async def _settle(self) -> None:
+        # A commit that is still under way has our lock, and is waited for.
+        async with self._db.writing() as uow:
+            there = {id for id in self._unsure if await uow.documents.get(id) is not None}
+        for document_id, ref in list(self._unsure.items()):
+            if document_id not in there:
+                await self._artifacts.remove(ref)
+            self._unsure.pop(document_id, None)
 
     async def _stop_all(self) -> None:
         """Others have this work now."""

@@ -21,7 +21,8 @@ from service.core.wishes import Wish, parse_wish
 from service.db.engine import Database
 from service.db.errors import AlreadyExists
 from service.db.models import DocumentRow
-from service.errors import Invalid, Unsupported
+from service.engine.messages import DocumentRef
+from service.errors import CommitUnknown, Invalid, Unsupported
 
 MAX_TITLE_CHARS = 300
 MAX_TTL_S = 10 * 366 * 24 * 3600
@@ -122,6 +123,9 @@ class Uploads:
         except AlreadyExists:
             file.unkeep()
             return False
+        except CommitUnknown:
+            self._jobs.unsure(DocumentRef(row.owner_id, row.id))
+            raise
         except BaseException:
             self._files.remove(row.id)
             raise

@@ -8,14 +8,15 @@ for the same.
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.connect import create_engine, is_sqlite
-from service.db.faults import connecting, faults, opening, unavailable
+from service.db.faults import committing, connecting, faults, is_away, opening, unavailable
 from service.db.repositories import UnitOfWork
 from service.errors import DatabaseUnavailable
 
@@ -49,14 +50,16 @@ class Database:
 
         `alone`: no other process writes meanwhile, so that what was read stays true. A unit of a single statement
         needs no such thing. Raises StorageFull when the disk refused the write, AlreadyExists for a unique key,
-        DatabaseUnavailable. A unit inside another one would wait for itself.
+        DatabaseUnavailable, of which CommitUnknown means that it may have been done all the same. A unit inside another
+        one would wait for itself.
         """
         # SQLite lets waiting writers poll, in no order; many at once would run into its timeout.
         async with self._turn, self._session({"preread_write": True}) as session:
             if alone and not self.is_sqlite:
                 await session.execute(text(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})"))
             yield UnitOfWork(session)
-            await session.commit()
+            with committing(is_elsewhere=not self.is_sqlite):
+                await session.commit()
 
     async def ping(self) -> None:
         """Raises when the database does not answer."""
@@ -70,7 +73,7 @@ class Database:
     async def _session(self, options: dict[str, Any], *, autoflush: bool = True) -> AsyncIterator[AsyncSession]:
         if time.monotonic() < self._away_until:
             raise unavailable()
-        async with AsyncSession(self.engine, expire_on_commit=False, autoflush=autoflush) as session:
+        async with closing(AsyncSession(self.engine, expire_on_commit=False, autoflush=autoflush)) as session:
             try:
                 with connecting():
                     await session.connection(execution_options=options)
@@ -79,5 +82,23 @@ class Database:
             except DatabaseUnavailable:
                 self._away_until = 0.0 if self.is_sqlite else time.monotonic() + _PAUSE_S
                 # Not given back to the others: a connection that stood still would make the next one wait too.
-                await session.invalidate()
+                with suppress(SQLAlchemyError, OSError):
+                    await session.invalidate()
                 raise
+
+
+@asynccontextmanager
+async def closing(session: AsyncSession) -> AsyncIterator[AsyncSession]:
+    """Gives a session back at the end. A database that goes away only then takes nothing: all was read, or kept."""
+    is_done = False
+    try:
+        async with session:
+            yield session
+            is_done = True
+    except (SQLAlchemyError, OSError) as error:
+        if not is_away(error):
+            raise
+        with suppress(SQLAlchemyError, OSError):
+            await session.invalidate()
+        if not is_done:
+            raise unavailable() from error

@@ -7,9 +7,10 @@ from alembic.util import CommandError
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
-from service.errors import DatabaseUnavailable, ServiceError, StorageFull
+from service.errors import CommitUnknown, DatabaseUnavailable, ServiceError, StorageFull
 
 RETRY_AFTER_S = 2
+_DETAIL = "The database does not answer: try again."
 _FULL = ("database or disk is full", "disk i/o error")
 _FULL_STATE = "53100"
 _LOCKED = "database is locked"
@@ -42,8 +43,19 @@ def connecting() -> Iterator[None]:
         raise unavailable() from error
 
 
+@contextmanager
+def committing(*, is_elsewhere: bool) -> Iterator[None]:
+    """Raises CommitUnknown where a database in another process may have heard what it did not answer."""
+    try:
+        yield
+    except (SQLAlchemyError, ConnectionError, TimeoutError) as error:
+        if is_elsewhere and is_away(error):
+            raise CommitUnknown(_DETAIL, retry_after_s=RETRY_AFTER_S) from error
+        raise
+
+
 def unavailable() -> DatabaseUnavailable:
-    return DatabaseUnavailable("The database does not answer: try again.", retry_after_s=RETRY_AFTER_S)
+    return DatabaseUnavailable(_DETAIL, retry_after_s=RETRY_AFTER_S)
 
 
 def is_full(error: Exception) -> bool:

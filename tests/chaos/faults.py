@@ -1,16 +1,20 @@
-"""What happens to a world. Each fault takes it and some seconds, and leaves it whole again, if not at once."""
+"""What happens to a world. Each fault takes it and a source of chance, and leaves it whole again, if not at once."""
 
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 
-from tests.chaos.world import HEARTBEAT_S, World
-from tests.e2e.server import START_S
+import psutil
+
+from service.engine.fleet import keys
+from tests.chaos.world import HEARTBEAT_S, LEASE_S, World
+from tests.e2e.fleet import WorkerProcess
+from tests.e2e.server import START_S, until
 
 Fault = Callable[[World, Random], None]
-STALL_S = 3.0
-"""Of a server that does not answer, scaled: the time-outs of the fleet are 0.4 s apart here."""
+HOUR_S = 3600.0
 
 
 def kill_worker(world: World, random: Random) -> None:
@@ -18,6 +22,10 @@ def kill_worker(world: World, random: Random) -> None:
     worker.kill()
     _wait(random)
     worker.start()
+
+
+def kill_engine(world: World, random: Random) -> None:
+    random.choice(world.workers).kill_engine()
 
 
 def lose_worker_disk(world: World, random: Random) -> None:
@@ -37,8 +45,7 @@ def freeze_worker(world: World, random: Random) -> None:
 
 def hang_engine(world: World, random: Random) -> None:
     """The engine of a worker stands still, and its worker does not: it kills it, and starts another one."""
-    worker = random.choice(world.workers)
-    hung = worker.engine()
+    hung = _serving(random.choice(world.workers))
     hung.suspend()
     hung.wait(START_S)
 
@@ -54,6 +61,28 @@ def kill_api(world: World, random: Random) -> None:
     api.kill()
     _wait(random)
     api.start()
+
+
+def freeze_api(world: World, random: Random) -> None:
+    """Past its lease: when it comes back, it and another one claim the same jobs."""
+    api = random.choice(world.apis)
+    api.freeze()
+    time.sleep(LEASE_S * random.uniform(1.5, 2.5))
+    api.thaw()
+
+
+def two_workers_one_document(world: World, random: Random) -> None:
+    """The process that takes over is not told which worker has the document: it goes to another one too."""
+    api = random.choice(world.apis)
+    api.freeze()
+    client = world.redis.client()
+    until = time.monotonic() + LEASE_S * 2
+    while time.monotonic() < until:
+        for name in client.scan_iter(keys.PREFIX + b"home:*"):
+            client.delete(name)
+        time.sleep(0.05)
+    client.close()
+    api.thaw()
 
 
 def kill_redis(world: World, random: Random) -> None:
@@ -76,22 +105,10 @@ def fill_redis(world: World, random: Random) -> None:
     client.close()
 
 
-def stall_redis(world: World, random: Random) -> None:
-    world.redis.freeze()
-    time.sleep(STALL_S)
-    world.redis.thaw()
-
-
 def kill_postgres(world: World, random: Random) -> None:
     world.postgres.kill()
     _wait(random)
     world.postgres.start()
-
-
-def stall_postgres(world: World, random: Random) -> None:
-    world.postgres.freeze()
-    time.sleep(STALL_S)
-    world.postgres.thaw()
 
 
 def kill_object_store(world: World, random: Random) -> None:
@@ -101,44 +118,83 @@ def kill_object_store(world: World, random: Random) -> None:
     world.s3.start()
 
 
-def stall_object_store(world: World, random: Random) -> None:
-    world.s3.freeze()
-    time.sleep(STALL_S)
-    world.s3.thaw()
+def stall(server: str, world: World, random: Random) -> None:
+    """A server takes connections and bytes and says nothing."""
+    part = {"redis": world.redis, "postgres": world.postgres, "object": world.s3}[server]
+    part.freeze()
+    time.sleep(world.stall_s)
+    part.thaw()
 
 
-def object_store_fails(world: World, random: Random) -> None:
-    """Errors and cut bodies, of reading and writing, while a worker has to restore from there."""
-    world.proxy.everything = True
-    _from_object_store(world, random, random.choice(("500", "503", "cut", "reset")))
+def cut(server: str, fault: str, world: World, random: Random) -> None:
+    """Connections to a server are refused, or reset in the middle of replies."""
+    world.wires[server].set(fault)
+    time.sleep(random.uniform(0.3, 2))
+    world.wires[server].set("")
 
 
-def object_store_lies(world: World, random: Random) -> None:
-    """Shards with a wrong byte, while a worker has to restore them."""
-    world.proxy.everything = False
-    _from_object_store(world, random, "wrong")
-
-
-def _from_object_store(world: World, random: Random, fault: str) -> None:
+def object_store_fails(kinds: tuple[str, ...], world: World, random: Random) -> None:
+    """One way after the other: all that is read there or written, while a worker has to restore from there."""
     worker = random.choice(world.workers)
     worker.kill()
     shutil.rmtree(worker.data_dir / "store", ignore_errors=True)
     flush_redis(world, random)
-    world.proxy.fault = fault
-    worker.start()
-    time.sleep(STALL_S)
+    for n, kind in enumerate(kinds):
+        world.proxy.everything = kind != "wrong"
+        world.proxy.fault = kind
+        if n == 0:
+            worker.start()
+        _wait(random)
     world.proxy.fault = ""
+
+
+def fill_object_store(world: World, random: Random) -> None:
+    world.proxy.methods, world.proxy.fault = frozenset({"PUT", "POST"}), "507"
+    time.sleep(random.uniform(0.5, 2))
+    world.proxy.fault, world.proxy.methods = "", frozenset()
+
+
+def stale_listings(world: World, random: Random) -> None:
+    world.proxy.fault = "stale"
+    time.sleep(random.uniform(0.5, 2))
+    world.proxy.fault = ""
+
+
+def fill_worker_disk(world: World, random: Random) -> None:
+    _fill(world, random.choice(world.workers), random)
+
+
+def fill_api_disk(world: World, random: Random) -> None:
+    _fill(world, random.choice(world.apis), random)
+
+
+def _fill(world: World, one, random: Random) -> None:
+    disk = world.disks[one]
+    disk.fill(one, leave_nbytes=random.choice((0, 4096, 65536)))
+    time.sleep(random.uniform(0.5, 2))
+    disk.free(one)
+
+
+def clock_jumps(kind: str, hours: float, world: World, random: Random) -> None:
+    """The world's clock of one process is another from one moment to the next; later it is right again."""
+    one = random.choice(world.apis if kind == "api" else world.workers)
+    world.clocks[one].set(hours * HOUR_S)
+    time.sleep(random.uniform(0.5, 2))
+    world.clocks[one].set(0)
+
+
+def _serving(worker: WorkerProcess) -> psutil.Process:
+    """A worker's engine, once it serves: one that hangs while it starts has minutes to do so."""
+
+    def engine() -> psutil.Process | None:
+        with suppress(AssertionError, psutil.Error):
+            found = worker.engine()
+            ready = [line for line in worker.log().splitlines() if '"engine ready"' in line]
+            return found if ready and f'"pid": {found.pid},' in ready[-1] else None
+        return None
+
+    return until(engine, "the worker has no engine", START_S, every_s=0.1)
 
 
 def _wait(random: Random) -> None:
     time.sleep(random.uniform(0, 1.5))
-
-
-FAULTS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (
-        kill_worker, lose_worker_disk, freeze_worker, hang_engine, stop_worker, kill_api, kill_redis, flush_redis,
-        fill_redis, stall_redis, kill_postgres, stall_postgres, kill_object_store, stall_object_store,
-        object_store_fails, object_store_lies,
-    )
-}  # fmt: skip

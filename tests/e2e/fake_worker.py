@@ -16,5 +16,7 @@ from tests.e2e.fake_server import config_of
 if __name__ == "__main__":
     settings = Settings(engine="fake")
     configure_logging(settings)
+    # Tests kill engines more often than they fail: the pause before the next start must not grow with that.
     config = config_of(settings, json.loads(sys.argv[1]))
-    asyncio.run(run_worker(settings, EngineSupervisor(config, silent_s=settings.engine_timeout_s)))
+    engine = EngineSupervisor(config, quick_s=1.0, silent_s=settings.engine_timeout_s)
+    asyncio.run(run_worker(settings, engine))

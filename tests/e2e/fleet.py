@@ -25,9 +25,12 @@ class WorkerProcess:
         self.data_dir = data_dir
         self.fake = fake
         self.settings = {"free_floor_bytes": 0, "log_format": "json", "engine": "fake", **settings}
+        self.more: dict[str, str] = {}
+        """Further variables of its environment."""
         self.id = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._children: list[psutil.Process] = []
+        self._frozen: list[psutil.Process] = []
 
     @property
     def log_path(self) -> Path:
@@ -73,14 +76,19 @@ class WorkerProcess:
             process.kill()
         assert not alive, f"processes outlived the worker: {alive}"
 
+    def kill_engine(self) -> None:
+        """SIGKILL to its engine; the worker starts another one."""
+        self.engine().kill()
+
     def freeze(self) -> None:
         """SIGSTOP to it and its engine, as when a machine stands still."""
         self._look()
-        for process in [psutil.Process(self.pid), *self._children]:
+        self._frozen = [psutil.Process(self.pid), *self._children]
+        for process in self._frozen:
             process.suspend()
 
     def thaw(self) -> None:
-        for process in [*self._children, psutil.Process(self.pid)]:
+        for process in reversed(self._frozen):
             process.resume()
 
     def engine(self) -> psutil.Process:
@@ -114,4 +122,4 @@ class WorkerProcess:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PREREAD_")}
         own = {"data_dir": self.data_dir, **self.settings}
         named = {f"PREREAD_{name.upper()}": str(value) for name, value in own.items()}
-        return kept | named | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        return kept | named | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | self.more

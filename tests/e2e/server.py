@@ -42,6 +42,8 @@ class Server:
         self.name = name
         self.fake = fake
         self.settings = {"free_floor_bytes": 0, "log_format": "json", **settings}
+        self.more: dict[str, str] = {}
+        """Further variables of its environment."""
         self.url = ""
         self.client = httpx.Client(verify=False)
         """Keeps its connections, and may be used by several threads."""
@@ -118,6 +120,13 @@ class Server:
         self._process.kill()
         self._process.wait()
         self._gone()
+
+    def freeze(self) -> None:
+        """SIGSTOP, as when a machine stands still."""
+        psutil.Process(self.pid).suspend()
+
+    def thaw(self) -> None:
+        psutil.Process(self.pid).resume()
 
     def __enter__(self) -> "Server":
         return self if self.alive else self.start()
@@ -222,7 +231,7 @@ class Server:
 
     def _environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PREREAD_")}
-        return kept | self.environment | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        return kept | self.environment | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | self.more
 
     def _listens(self, seen: int) -> bool:
         assert self.alive, "the server ended while it started:\n" + self.tail()

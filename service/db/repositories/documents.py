@@ -83,9 +83,16 @@ class Documents:
         return (await self._session.scalars(taken.order_by(DocumentRow.created_at))).all()
 
     async def claim(self, document_id: str, process_id: str, *, only_if: Collection[str], **values: Any) -> bool:
-        """Make a document a process's own, unless another one that lives works on it; False then."""
-        query = update(DocumentRow).where(DocumentRow.id == document_id, DocumentRow.status.in_(only_if), _IS_FREE)
+        """Make a document a process's own, unless another one that lives works on it; False then. It may be so already:
+        the reply to an earlier claim was lost."""
+        free = or_(_IS_FREE, DocumentRow.lease_owner == process_id)
+        query = update(DocumentRow).where(DocumentRow.id == document_id, DocumentRow.status.in_(only_if), free)
         return await self._changed(query.values(lease_owner=process_id, **values)) == 1
+
+    async def unfinished_of(self, process_id: str, statuses: Collection[str]) -> Sequence[DocumentRow]:
+        """Those with one of these statuses that a process works on, by their rows."""
+        query = select(DocumentRow).where(DocumentRow.status.in_(statuses), DocumentRow.lease_owner == process_id)
+        return (await self._session.scalars(query)).all()
 
     async def held(self, process_id: str, document_ids: Collection[str]) -> set[str]:
         """Which of these a process works on, by their rows."""

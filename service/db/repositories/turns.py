@@ -81,6 +81,13 @@ class Turns:
         rows = await self._session.execute(query.where(running, _IS_FREE).limit(limit))
         return [(row[0], row[1]) for row in rows]
 
+    async def carried_by(self, process_id: str) -> list[tuple[TurnRow, str]]:
+        """Running answers that a process carries, by their rows, with the owners of their sessions."""
+        running = literal_column("turns.status") == literal_column("'running'")
+        query = select(TurnRow, SessionRow.owner_id).join(SessionRow, SessionRow.id == TurnRow.session_id)
+        rows = await self._session.execute(query.where(running, TurnRow.lease_owner == process_id))
+        return [(row[0], row[1]) for row in rows]
+
     async def claim(self, answer_id: str, process_id: str) -> bool:
         """Make a running answer a process's own, unless another one that lives carries it."""
         query = update(TurnRow).where(TurnRow.id == answer_id, TurnRow.status == "running", _IS_FREE)

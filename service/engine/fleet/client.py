@@ -190,7 +190,7 @@ class FleetClient:
                 open_at_worker, again = True, False
                 while not again:
                     for event in await follower.take():
-                        if again := isinstance(event, Refused) or self._elsewhere(run, event):
+                        if again := isinstance(event, Refused) or self._elsewhere(run, event, tried):
                             break
                         open_at_worker = not ends(event)
                         if isinstance(event, BuildDone):
@@ -206,12 +206,19 @@ class FleetClient:
                 self._dispatcher.abandon(run)
             self._dispatcher.leave(run)
 
-    def _elsewhere(self, run: Run, event: Any) -> bool:
-        """Whether a miss is only this worker's: another one has the document on its disk."""
-        if not isinstance(event, Failed) or event.code != "snapshot_miss" or len(run.documents) != 1:
+    def _elsewhere(self, run: Run, event: Any, tried: frozenset[str]) -> bool:
+        """Whether a failure is only this worker's: another one has the document on its disk, or may have room on it."""
+        if not isinstance(event, Failed) or run.pointer is None:
             return False
-        at_home = run.pointer is not None and run.pointer.worker_id in run.homes
-        return not at_home and any(worker.id in run.homes for worker in self._roster.serving)
+        here, others = run.pointer.worker_id, {worker.id for worker in self._roster.serving}
+        match event.code:
+            case "snapshot_miss":
+                return len(run.documents) == 1 and here not in run.homes and not others.isdisjoint(run.homes)
+            case "storage":
+                # Of an answer some text may be with its reader.
+                return not run.session_id and bool(others - tried - {here}) and len(tried) + 1 < TRIES
+            case _:
+                return False
 
     async def _pointer(self, request_id: str) -> Pointer | None:
         (raw,) = await self._link.ask(("GET", keys.request(request_id)))

@@ -18,7 +18,7 @@ from service.engine.fleet.outbox import Outbox
 from service.engine.fleet.pins import PinOnly, Pins
 from service.engine.fleet.records import Delete, FollowPins, Refused, WorkerState, decode_task, fields
 from service.engine.fleet.removals import DeleteOne, Removals
-from service.engine.messages import EngineStats, Failed
+from service.engine.messages import BuildDone, EngineStats, Failed
 from service.engine.protocol import EngineClient, EngineLost
 from service.engine.remote import wire
 
@@ -213,8 +213,10 @@ class FleetWorker:
                 self._call(run, message)
 
     def _start(self, run: str, message: wire.Build | wire.Answer) -> None:
-        if self._draining:
-            self._say_once(run, Refused("draining"), message.request.request_id)
+        if self._draining or not self._engine.alive:
+            # An engine that is being started again is told to others with the next heartbeat only.
+            reason = "draining" if self._draining else "the engine restarts"
+            self._say_once(run, Refused(reason), message.request.request_id)
             return
         self._outbox.open(run, message.request.request_id)
         opened = self._open[run] = _Open(message.request.request_id)
@@ -232,6 +234,9 @@ class FleetWorker:
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     self._outbox.put(run, event)
+                    if isinstance(event, BuildDone) and not event.already:
+                        read = {"prefilled": event.prefilled_tokens, "resumed": event.resumed_tokens}
+                        log.info("document read", run=run, seconds=round(event.seconds, 3), **read)
         except Exception as error:
             log.error("a request failed", run=run, exc_info=error)
             self._outbox.put(run, Failed("internal", f"{type(error).__name__}: {error}"))

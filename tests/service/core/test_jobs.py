@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from service.core import builds
 from service.core.progress import Progress
 from service.engine.fake import FakeEngine
 from service.engine.messages import Failed
@@ -91,8 +92,9 @@ async def test_an_engine_lost_in_the_middle_is_asked_again(open_client, upload, 
 
 
 @pytest.mark.anyio
-async def test_a_document_that_keeps_killing_the_engine_fails(client, made, engine, files_left):
-    for _ in range(3):
+async def test_a_document_that_keeps_killing_the_engine_fails(client, made, engine, files_left, monkeypatch):
+    monkeypatch.setattr(builds, "FIRST_PAUSE_S", 0.0)
+    for _ in range(builds.MAX_LOSSES):
         engine.fail_next("build", LOST)
     body = await made(client, PAGES)
     assert (body["status"], body["error"]["code"]) == ("failed", "engine_lost")

@@ -4,12 +4,14 @@ import asyncio
 import sqlite3
 
 import pytest
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.engine import Database
 from service.db.errors import AlreadyExists
 from service.db.migrations import upgrade
 from service.db.models import DocumentRow, PageRow, SessionDocumentRow, SessionRow, TurnRow
-from service.errors import StorageFull
+from service.errors import DatabaseUnavailable, StorageFull
 
 
 def document(id="doc_1", key="k", **values):
@@ -34,6 +36,28 @@ async def sqlite(anyio_backend, tmp_path):
     database = Database(url)
     yield database
     await database.close()
+
+
+class Gone(Exception):
+    sqlstate = "08003"
+
+
+@pytest.mark.anyio
+async def test_a_database_that_goes_away_when_all_is_done_takes_nothing(sqlite, monkeypatch):
+    close = AsyncSession.close
+
+    async def broken(session):
+        await close(session)
+        raise DBAPIError("ROLLBACK", None, Gone())
+
+    monkeypatch.setattr(AsyncSession, "close", broken)
+    async with sqlite.writing() as uow:
+        await uow.documents.add(document())
+    async with sqlite.reading() as uow:
+        assert await uow.documents.ids() == {"doc_1"}
+    with pytest.raises(DatabaseUnavailable):
+        async with sqlite.reading():
+            raise DatabaseUnavailable("gone before")
 
 
 @pytest.mark.anyio

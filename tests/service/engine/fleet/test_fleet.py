@@ -90,6 +90,32 @@ async def test_one_attempt_after_another_is_attached_to_the_latest(fleet):
     assert text_of(events) == "The answer is 42."
 
 
+async def test_a_document_goes_to_another_worker_when_a_disk_is_full(fleet):
+    one, other = await fleet.worker("w1"), await fleet.worker("w2")
+    client = await fleet.client()
+    full = Failed("storage", "the disk is full")
+    one.fail_next("build", full)
+    events = await build(client)
+    assert isinstance(events[-1], BuildDone)
+    assert DOC in other.snapshots
+    for engine in (one, other):
+        engine.fail_next("build", full)
+    assert (await build(client, DocumentRef("own", "another")))[-1] == full
+
+
+async def test_a_worker_whose_engine_restarts_leaves_requests_to_others(fleet):
+    one, other = await fleet.worker("w1"), await fleet.worker("w2")
+    client = await fleet.client()
+    one.lose()
+    assert isinstance((await build(client))[-1], BuildDone)
+    assert DOC in other.snapshots
+    other.lose()
+    (busy,) = await build(client, DocumentRef("own", "another"))
+    assert busy.code == "busy"
+    one.come_back()
+    other.come_back()
+
+
 async def test_cancelling_from_another_process(fleet):
     await fleet.worker("w", FakeEngine(["x"] * 5000, token_delay_s=0.01))
     first, second = await fleet.client(), await fleet.client()
