@@ -1,5 +1,6 @@
 """Machines, as measured or as assumed. Figures of the H200, and of the CPU with the demo model, are those of
-docs/performance.md. The 16 GB card was never measured: its figures follow from what such cards are said to do."""
+docs/performance.md; `prompt_s` is what a question's pass takes beside a step, less what the model adds for its 40 rows
+as if they were an answer's, so that it is below 0 where a pass of many rows is cheap. The 16 GB card was never measured: its figures follow from what such cards are said to do."""
 
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ CPU = Machine(
         memory_nbytes=2 * 2**30,
         disk_bps=56.2e6 / (0.383 - 0.184),
         disk_nbytes=100 * GB,
-        prompt_s=0.131,
+        prompt_s=0.184 - 0.0523 - 40 * 0.0086,
         prefill_s=1 / 389,
         hold_s=0.03,
     ),
@@ -56,7 +57,7 @@ CARD_16 = Machine(
         disk_bps=1.9 * GB,
         disk_nbytes=1 * TB,
         context_s=_8B.bytes_per_token / (448 * GB * 0.4),
-        prompt_s=0.03,
+        prompt_s=0.03 - 40 * 0.0004,
         prompt_context_s=6.6e-7,
         prefill_s=1 / 2_400,
         prefill_pair_s=2.3e-9,
@@ -88,7 +89,7 @@ H200 = Machine(
         disk_bps=1.9 * GB,
         disk_nbytes=4 * TB,
         context_s=4.5e-8,
-        prompt_s=0.03,
+        prompt_s=0.028 - 40 * 0.00027,
         prompt_context_s=6.6e-7,
         prefill_s=9.53e-5,
         prefill_pair_s=9.67e-10,

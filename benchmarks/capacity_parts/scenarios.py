@@ -42,7 +42,7 @@ SCENARIOS = (
     Scenario(H200, 10_000, 1_500, redis_nbytes=100 * GB),
     Scenario(H200, 100_000, 15_000, redis_nbytes=1 * TB),
     Scenario(H200, 1_000_000, 150_000, redis_nbytes=4 * TB),
-    Scenario(H200, 10_000_000, 1_800_000, redis_nbytes=16 * TB),
+    Scenario(H200, 10_000_000, 1_500_000, redis_nbytes=16 * TB),
 )
 
 

@@ -1,7 +1,7 @@
 """What is where in a simulation: bytes of documents with a budget, the longest unused out first."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 
 class Shelf:
@@ -18,7 +18,7 @@ class Shelf:
     def __contains__(self, document: int) -> bool:
         return document in self._held
 
-    def __iter__(self) -> Iterable[int]:
+    def __iter__(self) -> Iterator[int]:
         return iter(self._held)
 
     def __len__(self) -> int:

@@ -55,7 +55,7 @@ class SimWorker:
     @property
     def documents(self) -> set[int]:
         """Those in memory, or on their way."""
-        return {*self.memory, *self.host, *self._loading}  # type: ignore[misc]
+        return {*self.memory, *self.host, *self._loading}
 
     def answer(self, document: int, tokens: int, served: Served, over: Then) -> None:
         """Take a question; `served` is filled, and `over` called when its place is free again."""
