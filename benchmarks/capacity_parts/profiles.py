@@ -1,6 +1,7 @@
 """Machines, as measured or as assumed. Figures of the H200, and of the CPU with the demo model, are those of
 docs/performance.md; `prompt_s` is what a question's pass takes beside a step, less what the model adds for its 40 rows
-as if they were an answer's, so that it is below 0 where a pass of many rows is cheap. The 16 GB card was never measured: its figures follow from what such cards are said to do."""
+as if they were an answer's, so that it is below 0 where a pass of many rows is cheap. The 16 GB card was never
+measured: its figures follow from what such cards are said to do."""
 
 from dataclasses import dataclass
 
