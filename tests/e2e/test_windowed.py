@@ -66,14 +66,28 @@ class Damaged:
     n_computed: float
 
 
+@dataclass
+class Restarted:
+    """What was answered before a stop and after the start, and what was damaged meanwhile, by the kind of snapshot.
+    `n_computed`: tokens of whole documents that had been computed for the answers."""
+
+    before: list[dict[str, Any]]
+    after: list[dict[str, Any]]
+    n_computed: float
+    damaged: dict[str, Damaged]
+
+
 @pytest.fixture(scope="module")
-def damaged(hashing: Server) -> dict[str, Damaged]:
-    """By the kind of snapshot; all are damaged between one stop and one start."""
+def restarted(hashing: Server) -> Restarted:
     server = hashing
 
     def ask(read: dict[str, Any]) -> dict[str, Any]:
         return server.ask(server.session(read["id"]), RARE, max_tokens=12)
 
+    whole = server.ready(document(marked=5), retention=KEPT)
+    never_stopped, stopped = (server.session(whole["id"]) for _ in range(2))
+    answered = [server.ask(never_stopped, question, max_tokens=12) for question in (RARE, RENT)]
+    assert server.ask(stopped, RARE, max_tokens=12)["answer"] == answered[0]["answer"]
     read = {kind: server.ready(document(marked=7 + n), retention=KEPT) for n, kind in enumerate(DAMAGED)}
     before = {kind: ask(read[kind]) for kind in DAMAGED}
     server.stop()
@@ -81,13 +95,14 @@ def damaged(hashing: Server) -> dict[str, Damaged]:
         (directory,) = (server.store / "snapshots").glob(f"*/{kind}/{read[kind]['id']}/*")
         flip(shard(directory), 0.2)
     server.start()
-    found = {}
+    again = [ask(whole), server.ask(stopped, RENT, max_tokens=12)]
+    n_computed, found = server.engine_stat("document_prefill_tokens_total"), {}
     for kind in DAMAGED:
         computed = server.engine_stat("document_prefill_tokens_total")
         after = ask(read[kind])
         computed = server.engine_stat("document_prefill_tokens_total") - computed
         found[kind] = Damaged(read[kind], before[kind], after, ask(read[kind]), computed)
-    return found
+    return Restarted(answered, again, n_computed, found)
 
 
 @pytest.fixture(scope="module")
@@ -121,30 +136,24 @@ def test_the_passage_that_a_question_needs_is_fetched_and_its_page_named(server,
 
 
 @pytest.mark.model
-def test_answers_are_the_same_before_and_after_a_restart(hashing: Server):
-    read = hashing.ready(document(marked=5), retention=KEPT)
-    never_stopped, stopped = (hashing.session(read["id"]) for _ in range(2))
-    first, second = (hashing.ask(never_stopped, question, max_tokens=12) for question in (RARE, RENT))
-    assert hashing.ask(stopped, RARE, max_tokens=12)["answer"] == first["answer"]
-    hashing.stop()
-    hashing.start()
-    fresh = hashing.ask(hashing.session(read["id"]), RARE, max_tokens=12)
-    follow_up = hashing.ask(stopped, RENT, max_tokens=12)
-    for one, other in ((fresh, first), (follow_up, second)):
+def test_answers_are_the_same_before_and_after_a_restart(restarted: Restarted):
+    for one, other in zip(restarted.after, restarted.before, strict=True):
         assert same_answer(one) == same_answer(other)
         assert one["usage"]["prefilled_tokens"] == other["usage"]["prefilled_tokens"]
+    fresh = restarted.after[0]
     assert (fresh["cache"]["source"], fresh["cache"]["miss_reason"]) == ("disk", None)
-    assert hashing.engine_stat("document_prefill_tokens_total") == 0
+    assert restarted.n_computed == 0
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_damage_is_told_and_only_what_was_lost_is_made_again(damaged: dict[str, Damaged], kind: str):
-    before, after, again = damaged[kind].before, damaged[kind].after, damaged[kind].again
+def test_damage_is_told_and_only_what_was_lost_is_made_again(restarted: Restarted, kind: str):
+    damaged = restarted.damaged[kind]
+    before, after, again = damaged.before, damaged.after, damaged.again
     assert same_answer(after) == same_answer(before)
     assert after["cache"]["miss_reason"] == "checksum"
-    assert damaged[kind].n_computed == (damaged[kind].read["token_count"] if kind == "documents" else 0)
-    assert after["usage"]["prefilled_tokens"] == damaged[kind].n_computed + before["usage"]["prefilled_tokens"]
+    assert damaged.n_computed == (damaged.read["token_count"] if kind == "documents" else 0)
+    assert after["usage"]["prefilled_tokens"] == damaged.n_computed + before["usage"]["prefilled_tokens"]
     assert (same_answer(again), again["cache"]["miss_reason"]) == (same_answer(before), None)
 
 
