@@ -1,6 +1,6 @@
 """Measured beside predicted, and whether they agree."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.bench_report import table
@@ -59,15 +59,18 @@ def _off(is_so: float, said: float) -> str:
 def compared(real: Measures, simulated: Measures, long_run: Measures, model: Measures) -> Iterator[Compared]:
     """Of the model's shares the first is judged: a document comes from Redis to a worker's disk once, which a long run
     sees no more. Nor are its percentiles: it knows the mean of each thing that takes time."""
-    of_all = (real, simulated, long_run, model)
-    yield Compared("answers a second", *(each.rate for each in of_all))
-    yield Compared("first token, mean, s", *(each.first_mean_s for each in of_all))
-    yield Compared("first token, p50, s", *(each.first_p50_s for each in of_all), judges_model=False)
-    yield Compared("first token, p95, s", *(each.first_p95_s for each in of_all), judges_model=False)
-    yield Compared("refused", *(each.refused for each in of_all), is_share=True)
+
+    def of_all(value: Callable[[Measures], float]) -> tuple[float, float, float, float]:
+        return value(real), value(simulated), value(long_run), value(model)
+
+    yield Compared("answers a second", *of_all(lambda of: of.rate))
+    yield Compared("first token, mean, s", *of_all(lambda of: of.first_mean_s))
+    yield Compared("first token, p50, s", *of_all(lambda of: of.first_p50_s), judges_model=False)
+    yield Compared("first token, p95, s", *of_all(lambda of: of.first_p95_s), judges_model=False)
+    yield Compared("refused", *of_all(lambda of: of.refused), is_share=True)
     seen = {*real.shares, *simulated.shares}
     for source in [source for source in SOURCES if source in seen]:
-        shares = [each.shares.get(source, 0.0) for each in of_all]
+        shares = of_all(lambda of, source=source: of.shares.get(source, 0.0))
         yield Compared(f"from {source}", *shares, is_share=True, judges_model=source == "resident")
 
 

@@ -66,7 +66,7 @@ class Asker:
 
 def _reply(name: str, body: dict[str, Any], began: float, times: list[float]) -> Reply:
     assert name == "done", body
-    ended, source = time.monotonic(), body["cache"]["source"]
+    ended, source = time.monotonic(), str(body["cache"]["source"])
     gap = (times[-1] - times[0]) / max(body["usage"]["completion_tokens"] - 1, 1)
     restore_s = body["cache"]["restore_ms"] / 1e3
     return Reply(SOURCES.get(source, source), restore_s, times[0] - began, times[-1] - began, gap, ended - times[-1])
