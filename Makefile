@@ -8,7 +8,7 @@ MODEL := $(DATA)/models/demo
 ADAPTER := examples/demo_model/adapter/adapter_model.safetensors
 MADE_OF := adapter.cksum
 
-.PHONY: setup model demo serve servers test chaos check kernels bench clean
+.PHONY: setup model demo serve servers test storms chaos check kernels bench clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -40,22 +40,25 @@ check: setup
 	$(VENV)/bin/lint-imports
 	$(PY) scripts/size_budget.py
 
-# Tests that wait for a compiler, and need no model.
+# Tests of the card's engine without a card: its kernels in Triton's interpreter, and compiled for every architecture.
 kernels: setup
-	$(PY) -m pytest -q -m compiles $$(grep -rl --include='test_*.py' 'mark\.compiles' tests)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 3 --dist loadfile tests/service/engine/exl2_engine
+
+# Every fault of `make chaos` once.
+storms: setup servers
+	$(PY) -m pytest -q -m storm tests/chaos
 
 # Redis and PostgreSQL, which the tests start.
 servers:
 	scripts/servers.sh
 
-# The servers are installed beside the environment; the model is made while the checks run and kernels are compiled. Threads
-# that spin while they wait would take the others' cores.
+# The model is made while the tools are installed and the checks run. Threads that spin while they wait would take the
+# others' cores.
 SIDE_BY_SIDE = --no-print-directory -j4 $(if $(filter output-sync,$(.FEATURES)),--output-sync=line)
 test: export OMP_WAIT_POLICY := $(or $(OMP_WAIT_POLICY),PASSIVE)
 test:
-	@$(MAKE) $(SIDE_BY_SIDE) setup servers
-	@$(MAKE) $(SIDE_BY_SIDE) check model kernels
-	PREREAD_TEST_MODEL="$(MODEL)" TEST_KERNELS=done scripts/test.sh
+	@$(MAKE) $(SIDE_BY_SIDE) servers check model
+	PREREAD_TEST_MODEL="$(MODEL)" scripts/test.sh
 
 # Faults of every part at random moments, each TIMES times. `make chaos CASE=kill_redis TIMES=50` is one of them,
 # `make chaos ENGINE=model` the worst five with the demo model; WORLDS installations share the cases, and WRITE=1 adds

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test. The model tests take the imported demo model from PREREAD_TEST_MODEL (`make test` sets it).
+# Runs the tests but those of `make kernels` and `make storms`. The model tests take the imported demo model from PREREAD_TEST_MODEL (`make test` sets it).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Tests start many small processes side by side: threads that spin while they wait would take each other's cores.
@@ -10,12 +10,11 @@ scripts/servers.sh
 if [ $# -gt 0 ]; then
     exec .venv/bin/python -m pytest "$@"
 fi
-# Files share the cores, with one more at a time than there are: some wait for processes. One thread each. A test may take
+# Files share the cores, with two more at a time than there are: some wait for processes. One thread each. A test may take
 # several times as long as by itself, and its time limit is there for what hangs.
 cores=$(.venv/bin/python -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
 status=0
-# `make test` has run those that compile kernels while it made the model.
-OMP_NUM_THREADS=1 .venv/bin/python -m pytest -m "not alone${TEST_KERNELS:+ and not compiles}" -n "${TEST_WORKERS:-$((cores < 8 ? cores + 1 : 8))}" \
+OMP_NUM_THREADS=1 .venv/bin/python -m pytest -m "not alone and not storm" --ignore tests/service/engine/exl2_engine -n "${TEST_WORKERS:-$((cores < 8 ? cores + 2 : 8))}" \
     --dist loadfile --no-loadscope-reorder -o timeout=600 --durations=15 || status=$?
 # These watch clocks and memory, and have the machine and all its threads for themselves.
 mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.alone' tests)

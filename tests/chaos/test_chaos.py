@@ -14,6 +14,8 @@ from tests.chaos.chaos import Chaos
 from tests.chaos.visitor import Visitor
 from tests.chaos.world import World
 
+pytestmark = pytest.mark.storm
+
 OF_ONE_LOSS = {"kill_worker", "lose_worker_disk", *(f"object_store_{kind}" for kind in ("500", "503", "cut", "wrong"))}
 WORKER_LOST = Case(
     partial(faults.object_store_fails, ("500", "503", "cut", "wrong")), "all of these at once", again=True

@@ -146,6 +146,8 @@ class KeyIndex:
 
     def keys(self, place: int, tokens: slice | Tensor) -> Tensor:
         """Decoded keys of tokens of one head, FP32 ``[n, head_dim]``, rotated where the KV type is."""
+        if isinstance(tokens, Tensor):
+            tokens = tokens.to(self._codes.device)
         codes = self._codes[place, tokens]
         bits = self._layout.kv_type.key_bits
         if bits == 16:
@@ -246,16 +248,15 @@ def _rows(
 ) -> Tensor:
     """Of one head, the probability of each of some spans to the power that figures are made with: ``[heads per KV head
     * rows, n_places]`` on the CPU."""
-    device = index.device
     tokens = (places[:, None] * SPAN_TOKENS + torch.arange(SPAN_TOKENS)).flatten()
     hidden = tokens >= index.n_tokens
     for begin, end in resident:
         hidden |= (tokens >= begin) & (tokens < end)
-    q = queries.to(device, torch.float32).flatten(0, 1)
-    scores = q @ index.keys(place, tokens.clamp_max(index.n_tokens - 1).to(device)).T
-    scores.masked_fill_(hidden.to(device), -torch.inf)
+    keys = index.keys(place, tokens.clamp_max(index.n_tokens - 1))
+    scores = queries.to(keys.device, torch.float32).flatten(0, 1) @ keys.T
+    scores.masked_fill_(hidden.to(keys.device), -torch.inf)
     logs = scores.unflatten(-1, (len(places), SPAN_TOKENS)).logsumexp(-1)
-    return (logs - totals.to(device).flatten()[:, None]).exp().pow(_POWER).cpu()
+    return (logs - totals.to(logs.device).flatten()[:, None]).exp().pow(_POWER).cpu()
 
 
 def figures_of_head(masses: Tensor) -> Tensor:
