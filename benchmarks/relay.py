@@ -1,6 +1,7 @@
 """What it costs an API process to relay the tokens of a fleet, and what a fleet adds to the first one.
 
     python -m benchmarks.relay [--streams 300] [--tokens 200] [--rate 20] [--rounds 3] [--json FILE]
+    python -m benchmarks.relay --page FILE    # put what --json wrote on this machine into docs/performance.md
 
 A fake engine says `--rate` tokens a second in each of `--streams` answers, which one `preread serve` takes from a
 worker over a real Redis and streams to as many clients. Its processor time while all of them run, and that of a bare
@@ -25,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.bench_report import machine, table, write_section
 from benchmarks.relay_parts import free_port
 from tests.cache_store.tiers.servers import RedisServer
 from tests.e2e.fleet import WorkerProcess
@@ -199,6 +201,53 @@ def first_tokens(arguments: argparse.Namespace, directory: Path) -> dict[str, An
     }
 
 
+def section(found: dict[str, dict[str, float]]) -> str:
+    """For docs/performance.md, of what `main` found."""
+    relayed, first = found["relay"], found["first_token"]
+    rows = [
+        (
+            "tokens relayed",
+            f"{relayed['tokens_per_s']:,.0f} tok/s",
+            f"{relayed['events_per_token']:.2f} events a token",
+            "",
+        ),
+        (
+            "gap between tokens, p99",
+            f"{relayed['gap_p99_ms']:.0f} ms",
+            f"p50 {relayed['gap_p50_ms']:.0f} ms; a bare loop's p99 {relayed['bare_gap_p99_ms']:.0f} ms",
+            "",
+        ),
+        (
+            "processor time of the API for a token",
+            f"{relayed['api_cpu_us_per_token']:.0f} us",
+            f"a bare ASGI loop {relayed['bare_cpu_us_per_token']:.0f} us: **{relayed['ratio']:.2f}x**",
+            "under 3x",
+        ),
+        (
+            "of it the fleet's client",
+            f"{relayed['client_cpu_us_per_token']:.0f} us",
+            f"worker {relayed['worker_cpu_us_per_token']:.0f} us, Redis {relayed['redis_cpu_us_per_token']:.0f} us",
+            "about 40 us",
+        ),
+        (
+            "first token, with a fleet",
+            f"{first['fleet_ms']:.0f} ms",
+            f"single node {first['single_node_ms']:.0f} ms: {first['added_ms']:+.0f} ms, n={first['questions']} each",
+            "under +10 ms",
+        ),
+    ]
+    return "\n".join(
+        [
+            "## Tokens of a fleet (`benchmarks/relay.py`)",
+            "",
+            f"{machine()}. {relayed['streams']} streams at once, fake engine; one API process, one worker and Redis "
+            "on the same cores; medians of rounds in turns.",
+            "",
+            table(("what", "figure", "beside it", "target"), rows),
+        ]
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=300)
@@ -207,7 +256,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--questions", type=int, default=40)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path, help="write docs/performance.md from this file, measure nothing")
     arguments = parser.parse_args()
+    if arguments.page:
+        write_section("relay", section(json.loads(arguments.page.read_text())))
+        return
     with tempfile.TemporaryDirectory() as name:
         (directory := Path(name)).mkdir(exist_ok=True)
         found = {"relay": relay(arguments, directory), "first_token": first_tokens(arguments, directory)}
