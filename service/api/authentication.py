@@ -13,7 +13,7 @@ from service.api.problems import PROBLEM_JSON, headers_of, problem_of
 from service.core.audit import acting_with
 from service.core.keys import LOCAL_PRINCIPAL
 from service.core.services import Services
-from service.errors import ServiceError, Unauthenticated
+from service.errors import ServiceError
 
 _OPEN = ("/health/live", "/health/ready")
 """What needs no key: load balancers have none."""
@@ -45,14 +45,13 @@ class Authenticated:
 
 
 def _token(scope: Any) -> str | None:
-    """What follows `Bearer`; None without such a header, or with another kind."""
+    """What follows `Bearer`, None without such a header. Empty, which is no key, for another kind and for several: on a
+    server without keys they are nothing to it, as when something in front asks for a password and passes it on."""
     given = [value.decode("latin1") for name, value in scope["headers"] if name == b"authorization"]
     if not given:
         return None
     kind, _, token = given[0].partition(" ")
-    if len(given) > 1 or kind.lower() != "bearer":
-        raise Unauthenticated("Send one header `Authorization: Bearer KEY`.", code="invalid_key")
-    return token.strip()
+    return token.strip() if len(given) == 1 and kind.lower() == "bearer" else ""
 
 
 async def _refuse(error: ServiceError, scope: Any, send: Send) -> None:

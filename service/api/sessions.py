@@ -35,7 +35,7 @@ class SessionController(Controller):
     ) -> Response[SessionBody]:
         """Begin a conversation about a document that is ready, or about several."""
         row = await services.conversations.sessions.create(owner_id, data.document_ids, data.title, data.instructions)
-        return Response(session_body(row), headers={"Location": f"/v1/sessions/{row.id}"})
+        return Response(session_body(row, owner_id), headers={"Location": f"/v1/sessions/{row.id}"})
 
     @get(responses=problem_responses(404, 422))
     async def listing(
@@ -50,7 +50,7 @@ class SessionController(Controller):
         if principal.is_link:
             raise Forbidden("A link lists no sessions: keep the ids of yours.", code="not_for_links")
         page = await services.conversations.sessions.page(principal.user_id, limit=limit, after=after, shared=shared)
-        return SessionList([session_body(row) for row in page.sessions], page.has_more)
+        return SessionList([session_body(row, principal.user_id) for row in page.sessions], page.has_more)
 
     @get("/{session_id:str}", responses=problem_responses(404))
     async def detail(
@@ -60,7 +60,8 @@ class SessionController(Controller):
         session_id: FromPath[str],
     ) -> SessionDetail:
         """A session with its turns and what they used."""
-        return session_detail(*await services.conversations.sessions.get(owner_id, session_id))
+        row, turns = await services.conversations.sessions.get(owner_id, session_id)
+        return session_detail(row, turns, owner_id)
 
     @delete("/{session_id:str}", status_code=204, opt=FOR_ASKING, responses=problem_responses(404, 507))
     async def remove(
@@ -89,4 +90,4 @@ class SessionController(Controller):
             title=wanted.title,
             instructions=wanted.instructions,
         )
-        return Response(session_detail(row, turns), headers={"Location": f"/v1/sessions/{row.id}"})
+        return Response(session_detail(row, turns, owner_id), headers={"Location": f"/v1/sessions/{row.id}"})

@@ -78,7 +78,7 @@ class SessionShareController(Controller):
         session_id: FromPath[str],
         share_id: FromPath[str],
     ) -> None:
-        """Share it no longer; forks that others made of it are not to be seen any more either."""
+        """Share it no longer; forks of it are seen only by those with whom its documents are shared otherwise."""
         await services.sharing.revoke(owner_id, Target(session_id=session_id), share_id)
 
 

@@ -97,7 +97,7 @@ class AnswerService:
         """
         accepted = self._clock.monotonic()
         question.check()
-        repeat = None if repeat_key is None else Repeat("ask", owner_id, repeat_key, session_id, repr(question))
+        repeat = None if repeat_key is None else Repeat(f"ask:{session_id}", owner_id, repeat_key, repr(question))
         await self._preparation.require_ready(owner_id, session_id)
         if repeat is not None and (answer_id := await self._turns.answered(session_id, repeat)) is not None:
             return await self.stream(owner_id, session_id, answer_id)

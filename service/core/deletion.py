@@ -6,12 +6,13 @@ unknown everywhere. The note goes last, so that a crash in between is finished a
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 
 import structlog
 
 from service.core.artifacts import Artifacts, Removed
-from service.core.audit import record
+from service.core.audit import acting_with, record
 from service.core.clock import Clock
 from service.core.jobs import Jobs
 from service.core.progress import ProgressBoard
@@ -24,6 +25,8 @@ from service.errors import DatabaseUnavailable, NotFound, StorageFull
 
 OnRemoved = Callable[[str, list[str]], Awaitable[None]]
 """Called with a document id and the ids of its sessions, once their rows are gone: stop what uses them."""
+EXPIRE = "expire"
+"""What the audit log says of a document whose time is over: that is nobody's doing."""
 OLD_S = 300.0
 """A deletion that is under way for so long is not anybody's any more; finishing one twice does no harm."""
 _log = structlog.get_logger("preread.deletion")
@@ -68,7 +71,9 @@ class Deletion:
                 note = await self._note(uow, row)
                 await uow.deletions.add(note)
                 await uow.documents.remove(document_id)
-                await record(uow, self._clock.now(), owner_id, action, document_id)
+                # Whoever looked at it first has not removed it.
+                with nullcontext() if action != EXPIRE else acting_with(None):
+                    await record(uow, self._clock.now(), owner_id, action, document_id)
         if note is None:
             raise NotFound("There is no such document.")
         # Whoever asked may leave; the document must not stay half removed.
@@ -105,7 +110,7 @@ class Deletion:
         async with self._db.reading() as uow:
             rows = await uow.documents.expired(self._clock.now())
         for row in rows:
-            await self.delete(row.owner_id, row.id, action="expire")
+            await self.delete(row.owner_id, row.id, action=EXPIRE)
         return len(rows)
 
     async def _note(self, uow: UnitOfWork, row: DocumentRow) -> DeletionRow:

@@ -10,7 +10,7 @@ from service.core.access import OWNER, READ, Reached, reached_document
 from service.core.artifacts import Artifacts, Place, Removed
 from service.core.audit import record
 from service.core.clock import Clock
-from service.core.deletion import Deletion, expired
+from service.core.deletion import EXPIRE, Deletion, expired
 from service.core.files import Files
 from service.core.jobs import Jobs
 from service.core.outages import KEEP_S, through_outages
@@ -166,7 +166,7 @@ class DocumentService:
         async with self._db.reading() as uow:
             reached = await reached_document(uow, owner_id, document_id, self._clock.now())
         if reached is not None and expired(reached.row, self._clock.now()):
-            await self._deletion.delete(reached.row.owner_id, document_id, action="expire")
+            await self._deletion.delete(reached.row.owner_id, document_id, action=EXPIRE)
             reached = None
         if reached is None:
             raise NotFound("There is no such document.")

@@ -166,6 +166,8 @@ async def install_admin_key(db: Database, token: str | None, now: float) -> None
         await uow.people.revoke_settings(now, but=key_id)
         row = await uow.people.key(key_id)
         if row is not None and hmac.compare_digest(row.digest, digest):
+            if row.revoked_at is not None:
+                _log.warning("the key of the settings was revoked, and stays so: make another one", key_id=key_id)
             return
         if row is not None:
             raise Invalid(f"{ADMIN_VARIABLE} has the id of another key: make a new one.", code="settings")

@@ -45,22 +45,27 @@ class Quotas:
     async def check_question(self, uow: UnitOfWork, who: str, now: float) -> None:
         """Before an answer begins."""
         account = await account_of(uow, who)
-        await self._check_tokens(uow, account, now)
+        await self._check_tokens(uow, account, now, who=who)
         if self.questions and (running := await uow.turns.running_for(account)) >= self.questions:
             raise LimitReached(
-                f"You have {running:,} questions being answered, and may have {self.questions:,} at a time.",
+                f"You have {running:,} questions being answered, and may have {self.questions:,} at a time."
+                if account == who
+                else "As many questions are being answered as may be at a time for whoever made this link.",
                 code="quota_questions",
                 retry_after_s=_QUESTION_RETRY_AFTER_S,
             )
 
-    async def _check_tokens(self, uow: UnitOfWork, account: str, now: float) -> None:
+    async def _check_tokens(self, uow: UnitOfWork, account: str, now: float, *, who: str | None = None) -> None:
+        """`who` is told the numbers only of their own account: how much its maker computes is not a link's to know."""
         if not self.tokens_per_day:
             return
         used = await uow.records.tokens(account, day_of(now))
         if used >= self.tokens_per_day:
             raise LimitReached(
                 f"{used:,} tokens were computed for you today (UTC), and {self.tokens_per_day:,} a day may be. What is "
-                "reused from snapshots does not count.",
+                "reused from snapshots does not count."
+                if who in (None, account)
+                else "As many tokens were computed today (UTC) as may be for whoever made this link.",
                 code="quota_tokens_per_day",
                 retry_after_s=math.ceil((day_of(now) + 1) * DAY_S - now),
             )

@@ -94,13 +94,17 @@ class SessionService:
             return row, await uow.turns.of_session(session_id)
 
     async def delete(self, owner_id: str, session_id: str) -> None:
-        """Remove a session: its running answer is ended, its turns' KV goes unless a fork uses it.
+        """Remove a session: its running answer is ended, its turns' KV goes unless a fork uses it. Links to it go, and
+        what was asked through them.
 
         Raises NotFound, Forbidden, StorageFull.
         """
         async with self._database.reading() as uow:
             await self._own(uow, owner_id, session_id)
+            links = [share.id for share in await uow.shares.of_session(session_id) if share.subject == share.id]
         await self._remove(owner_id, session_id)
+        for link_id in links:
+            await self.delete_all(link_id)
 
     async def delete_all(self, owner_id: str) -> None:
         """Remove every session of an owner, also what they may not see any more."""

@@ -108,7 +108,7 @@ class Sharing:
             if not made:
                 await uow.shares.remove(share_id)
             else:  # nobody comes by it any more, and its sessions can still be found and removed
-                row.digest, row.expires_at = None, now
+                row.digest, row.expires_at = None, 0.0  # over by the clock of every host
             await record(uow, now, owner_id, "unshare", target.id, row.subject)
         if made:
             await self._sessions.delete_all(share_id)

@@ -61,13 +61,13 @@ class TurnLog:
                 raise NotFound("There is no such session.")
             if not self._leases.alone and await uow.turns.is_running_elsewhere(job.session_id, job.lease):
                 raise Conflict(SESSION_BUSY, code="session_busy")
-            await self._quotas.check_question(uow, job.owner_id, now)
             if repeat is not None:
                 if (answer_id := await _answered(uow, job.session_id, repeat)) is not None:
                     raise Repeated(answer_id)
                 await repeat.keep(uow, job.answer_id, now)
-            # One left over in this session was not stored at its end, when the disk was full.
+            # One left over in this session was not stored at its end, when the disk was full. It counts for no quota.
             await uow.turns.fail_running(INTERRUPTED, INTERRUPTED_DETAIL, session_id=job.session_id)
+            await self._quotas.check_question(uow, job.owner_id, now)
             await uow.turns.add(
                 TurnRow(
                     id=job.answer_id,

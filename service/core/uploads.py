@@ -9,7 +9,7 @@ from ingest.errors import EmptyDocument, IngestError
 from ingest.sniff import sniff
 from service.core.audit import record
 from service.core.clock import Clock
-from service.core.deletion import Deletion, expired
+from service.core.deletion import EXPIRE, Deletion, expired
 from service.core.files import Files, IncomingFile
 from service.core.ids import new_id
 from service.core.jobs import Jobs
@@ -106,7 +106,7 @@ class Uploads:
             existing = await uow.documents.get(made, row.owner_id) if made else None
             existing = existing or await uow.documents.by_dedupe_key(row.owner_id, row.dedupe_key)
         if existing is not None and expired(existing, self._clock.now()):
-            await self._deletion.delete(existing.owner_id, existing.id)
+            await self._deletion.delete(existing.owner_id, existing.id, action=EXPIRE)
             return None
         return existing
 
@@ -118,6 +118,7 @@ class Uploads:
                 await self._quotas.check_upload(uow, row.owner_id, row.nbytes, row.created_at)
                 await uow.documents.add(row)
                 if repeat is not None:
+                    await repeat.target(uow)  # once more, with nobody else writing: two may have come at once
                     await repeat.keep(uow, row.id, row.created_at)
                 await record(uow, row.created_at, row.owner_id, "upload", row.id)
         except AlreadyExists:

@@ -8,6 +8,7 @@ IdempotencyKey = Annotated[
     str | None,
     HeaderParameter(
         name="Idempotency-Key",
-        description="Of your choice: the same request with the same key is done once, for a day.",
+        description="Of your choice: the same request with the same key is done once, for a day. Keys of questions are "
+        "each session's own.",
     ),
 ]

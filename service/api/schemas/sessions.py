@@ -63,7 +63,7 @@ class UsageTotals(msgspec.Struct, frozen=True):
 
 
 class SessionBody(msgspec.Struct, frozen=True):
-    """A session without its turns."""
+    """A session without its turns. `forked_from` is told to its owner alone: others may not see that one."""
 
     id: str
     document_ids: list[str]
@@ -88,21 +88,23 @@ class SessionList(msgspec.Struct, frozen=True):
     has_more: bool
 
 
-def session_body(row: SessionRow) -> SessionBody:
-    return SessionBody(**_fields(row))
+def session_body(row: SessionRow, who: str) -> SessionBody:
+    """As `who` sees it."""
+    return SessionBody(**_fields(row, who))
 
 
-def session_detail(row: SessionRow, turns: Sequence[TurnRow]) -> SessionDetail:
-    return SessionDetail(**_fields(row), usage=_totals(turns), turns=[_turn_body(turn) for turn in turns])
+def session_detail(row: SessionRow, turns: Sequence[TurnRow], who: str) -> SessionDetail:
+    """As `who` sees it."""
+    return SessionDetail(**_fields(row, who), usage=_totals(turns), turns=[_turn_body(turn) for turn in turns])
 
 
-def _fields(row: SessionRow) -> dict[str, Any]:
+def _fields(row: SessionRow, who: str) -> dict[str, Any]:
     return {
         "id": row.id,
         "document_ids": row.document_ids,
         "title": row.title,
         "instructions": row.instructions,
-        "forked_from": row.forked_from,
+        "forked_from": row.forked_from if row.owner_id == who else None,
         "created_at": shown_exactly(row.created_at),
         "updated_at": shown_exactly(row.updated_at),
     }

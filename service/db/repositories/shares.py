@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, delete, or_, select
+from sqlalchemy import ColumnElement, Select, delete, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -43,19 +43,23 @@ class Shares:
         await self._session.execute(delete(ShareRow).where(ShareRow.id == share_id))
 
     async def document_access(self, who: str, document_id: str, now: float) -> str | None:
-        """`read` or `ask` when a document, or a session about it, is shared with them. It asks the same of the
-        database whether there is such a document or not."""
-        about = select(SessionDocumentRow.session_id).where(SessionDocumentRow.document_id == document_id)
-        target = or_(ShareRow.document_id == document_id, ShareRow.session_id.in_(about))
-        return await self._access(who, target, now)
+        """`read` or `ask` when a document, or a session about it, is shared with them.
+
+        It goes from what is shared with them to its documents: what there is of the document, others' sessions about it
+        and shares of it, is not looked at, so that nothing is told by how long it takes.
+        """
+        target = or_(ShareRow.document_id == document_id, SessionDocumentRow.document_id == document_id)
+        about = select(ShareRow.access).outerjoin(
+            SessionDocumentRow, SessionDocumentRow.session_id == ShareRow.session_id
+        )
+        return await self._most(about.where(is_for(who, now), target))
 
     async def session_access(self, who: str, session_id: str, now: float) -> str | None:
         """`read` or `ask` when a session is shared with them."""
-        return await self._access(who, ShareRow.session_id == session_id, now)
+        return await self._most(select(ShareRow.access).where(is_for(who, now), ShareRow.session_id == session_id))
 
-    async def _access(self, who: str, target: ColumnElement[bool], now: float) -> str | None:
-        query = select(ShareRow.access).where(is_for(who, now), target).distinct()
-        return max((await self._session.scalars(query)).all(), key=("read", "ask").index, default=None)
+    async def _most(self, levels: Select[str]) -> str | None:
+        return max((await self._session.scalars(levels.distinct())).all(), key=("read", "ask").index, default=None)
 
     async def _all(self, condition: ColumnElement[bool]) -> Sequence[ShareRow]:
         query = select(ShareRow).where(condition).order_by(ShareRow.created_at, ShareRow.id)
@@ -66,7 +70,9 @@ def is_for(who: str, now: float) -> ColumnElement[bool]:
     """Whether a share is meant for them, by their name, their organization or their link, and lasts still."""
     theirs = select(UserRow.organization_id).where(UserRow.id == who).scalar_subquery()
     lasts = or_(ShareRow.expires_at.is_(None), ShareRow.expires_at > now)
-    return or_(ShareRow.subject == who, ShareRow.subject == theirs) & lasts
+    # The user `local` and the organization `local` have the same id: what is for one is not for the other.
+    for_all = ShareRow.kind == "organization"
+    return or_(~for_all & (ShareRow.subject == who), for_all & (ShareRow.subject == theirs)) & lasts
 
 
 def shared_documents(who: str, now: float):

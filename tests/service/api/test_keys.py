@@ -1,6 +1,7 @@
 """Requests with keys, with keys that are not for what they ask, and without."""
 
 import pytest
+from structlog.testing import capture_logs
 
 from service.core.credentials import new_secret
 from service.core.key_ring import KeyRing
@@ -10,6 +11,8 @@ pytestmark = pytest.mark.anyio
 
 async def test_without_any_key_everything_is_open_and_from_the_first_on_nothing_is(client, person):
     assert (await client.get("/v1/documents")).status_code == 200
+    passed_on = await client.get("/v1/documents", headers={"Authorization": "Basic dXNlcjpwYXNz"})
+    assert passed_on.status_code == 200, "it is for what stands in front"
     ann = await person(client.services)
     for method, path in (("GET", "/v1/documents"), ("GET", "/metrics"), ("GET", "/schema"), ("DELETE", "/no/such")):
         refused = await client.request(method, path)
@@ -111,3 +114,8 @@ async def test_the_first_key_comes_with_the_settings(open_client, monkeypatch, t
     file.write_text(second + "\n")
     async with open_client({"admin_key_file": str(file)}) as client:
         assert await statuses(client) == [401, 200], "another one takes its place"
+    monkeypatch.setenv("PREREAD_ADMIN_KEY", first)
+    with capture_logs() as logs:
+        async with open_client() as client:
+            assert await statuses(client) == [401, 401], "what was revoked stays so"
+    assert any("was revoked" in line["event"] and line["key_id"] == "key_aaaaaaaaaa" for line in logs)

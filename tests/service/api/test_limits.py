@@ -3,7 +3,9 @@
 import asyncio
 
 import pytest
+from sqlalchemy import update
 
+from service.db.models import TurnRow
 from service.engine.messages import Failed
 
 pytestmark = pytest.mark.anyio
@@ -78,8 +80,19 @@ async def test_questions_at_a_time_also_through_links(open_client, person, sessi
         refused(await client.post(f"/v1/sessions/{other}/questions", json=QUESTION), "quota_questions")
         asked = await client.post(f"/v1/sessions/{theirs}/questions", json=QUESTION, headers=guest)
         refused(asked, "quota_questions")
+        assert "1" not in asked.json()["detail"], "a link is not told how much its maker asks"
         assert (await asking).status_code == 200
         assert (await client.post(f"/v1/sessions/{other}/questions", json=QUESTION)).status_code == 200
+
+
+async def test_a_question_whose_end_was_not_stored_counts_for_nothing(open_client, session_of):
+    async with open_client({"quota_questions": 1}) as client:
+        session_id = await session_of(client)
+        path = f"/v1/sessions/{session_id}/questions"
+        assert (await client.post(path, json=QUESTION)).status_code == 200
+        async with client.services.db.writing() as uow:
+            await uow.session.execute(update(TurnRow).values(status="running", lease_owner="api_gone"))
+        assert (await client.post(path, json=QUESTION)).status_code == 200
 
 
 async def test_rate_of_requests(open_client, person):
@@ -109,6 +122,8 @@ async def test_a_question_that_is_sent_again_is_answered_once(client, person, se
     for wrong in ("", "x" * 201):
         response = await client.post(path, json=QUESTION, headers={"Idempotency-Key": wrong})
         assert response.status_code == 422
+    beside = await client.post(f"/v1/sessions/{await session_of(client)}/questions", json=QUESTION, headers=once)
+    assert (beside.status_code, len(engine.answered)) == (200, 2), "and each session's own"
     client.headers = bob.headers
     theirs = await session_of(client)
     response = await client.post(f"/v1/sessions/{theirs}/questions", json=QUESTION, headers=once)
@@ -149,6 +164,31 @@ async def test_an_upload_that_is_sent_again(client, upload, until):
     assert (again.status_code, again.json()["id"]) == (200, second.json()["id"])
     other = await client.post("/v1/documents", files={"file": ("a.txt", b"Another.")}, headers=once)
     assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_one_key_is_for_one_upload_also_when_two_come_at_once(client):
+    def sent(data):
+        once = {"Idempotency-Key": "try-1"}
+        return client.post("/v1/documents", files={"file": ("a.txt", data)}, headers=once)
+
+    both = await asyncio.gather(sent(b"The first one."), sent(b"Another."))
+    assert sorted(response.status_code for response in both) == [202, 422]
+    assert len((await client.get("/v1/documents")).json()["data"]) == 1
+
+
+async def test_the_end_of_its_time_is_not_the_doing_of_whoever_looks(open_client, person, upload, until, clock):
+    async with open_client(clock=clock) as client:
+        client.headers = (await person(client.services)).headers
+        ids = []
+        for _ in range(2):
+            ids.append((await upload(client, ttl_s="60")).json()["id"])
+            await until(client, ids[-1])
+            clock.advance(61)
+        assert (await client.get(f"/v1/documents/{ids[-1]}")).status_code == 404
+        async with client.services.db.reading() as uow:
+            rows = await uow.records.audited(limit=9)
+        assert [row.key_id for row in rows if row.action == "expire"] == [None, None]
+        assert not [row for row in rows if row.action == "delete"]
 
 
 async def test_instructions_come_after_the_document_and_cost_no_prefill_of_it(client, session_of, engine):

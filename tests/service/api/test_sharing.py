@@ -135,12 +135,15 @@ async def test_by_a_link_that_is_a_key_for_one_document(world, made):
 
 
 async def test_a_shared_session_is_read_and_forked_and_nothing_is_computed(world, engine):
-    session_id = (await world.session(world.ann)).json()["id"]
+    before = (await world.session(world.ann)).json()["id"]
+    session_id = (await world.call(world.ann, "POST", f"/sessions/{before}/fork")).json()["id"]
     first = (await world.ask(world.ann, session_id)).json()
     shares = f"/sessions/{session_id}/shares"
     share = (await world.call(world.ann, "POST", shares, json={"with": "user", "user": "bob"})).json()
     seen = (await world.call(world.bob, "GET", f"/sessions/{session_id}")).json()
     assert seen["turns"][0]["answer"]["answer"] == first["answer"]
+    assert seen["forked_from"] is None, "that one is not shared"
+    assert (await world.call(world.ann, "GET", f"/sessions/{session_id}")).json()["forked_from"] == before
     assert await world.sees(world.bob), "its document is shared with it"
     for path, ids in (("/sessions?shared=true", [session_id]), ("/sessions", [])):
         assert [each["id"] for each in (await world.call(world.bob, "GET", path)).json()["data"]] == ids
@@ -158,6 +161,18 @@ async def test_a_shared_session_is_read_and_forked_and_nothing_is_computed(world
         assert (await world.call(world.bob, "GET", f"/sessions/{id}")).status_code == 404
     assert (await world.call(world.bob, "GET", "/sessions?shared=true")).json()["data"] == []
     assert not await world.sees(world.bob)
+
+
+async def test_a_removed_session_takes_what_was_asked_through_its_links_with_it(world):
+    session_id = (await world.session(world.ann)).json()["id"]
+    link = (await world.call(world.ann, "POST", f"/sessions/{session_id}/shares", json={"with": "link"})).json()
+    guest = {"Authorization": f"Bearer {link['token']}"}
+    fork = (await world.call(guest, "POST", f"/sessions/{session_id}/fork")).json()
+    assert (await world.ask(guest, fork["id"])).status_code == 200
+    assert (await world.call(world.ann, "DELETE", f"/sessions/{session_id}")).status_code == 204
+    assert (await world.call(guest, "GET", f"/sessions/{fork['id']}")).status_code == 401
+    async with world.client.services.db.reading() as uow:
+        assert await uow.sessions.of_owner(link["id"]) == []
 
 
 async def test_only_the_owner_of_the_documents_shares_a_session(world):

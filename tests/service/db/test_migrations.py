@@ -56,6 +56,9 @@ async def test_rows_of_the_first_tables_are_kept_up_and_down(tmp_path):
         assert connection.execute("SELECT spans, notice FROM turns").fetchall() == [("[]", None)]
         assert connection.execute("SELECT * FROM session_documents").fetchall() == [("ses_1", 0, "doc_1")]
         assert connection.execute("SELECT policy, snapshot_index_nbytes FROM documents").fetchall() == [(None, None)]
+        users = "SELECT users.id, organizations.id FROM users JOIN organizations ON organization_id = organizations.id"
+        assert connection.execute(users).fetchall() == [("local", "local")], "the owner of what there was"
+        assert connection.execute("SELECT owner_id, instructions FROM sessions").fetchall() == [("1", "")]
     await downgrade(url, "0001")
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert _rows(connection) == before

@@ -38,9 +38,9 @@ def document(id):
     )  # fmt: skip
 
 
-def share(id, subject, access="ask", expires_at=None, **target):
+def share(id, subject, access="ask", expires_at=None, kind="user", **target):
     return ShareRow(
-        id=id, kind="user", subject=subject, access=access, created_by="ann", created_at=NOW, expires_at=expires_at,
+        id=id, kind=kind, subject=subject, access=access, created_by="ann", created_at=NOW, expires_at=expires_at,
         **target,
     )  # fmt: skip
 
@@ -48,10 +48,10 @@ def share(id, subject, access="ask", expires_at=None, **target):
 async def test_who_may_see_what(db):
     async with db.writing() as uow:
         await uow.shares.add(share("1", "bob", "read", document_id="doc_1"))
-        await uow.shares.add(share("2", "acme", document_id="doc_1"))
+        await uow.shares.add(share("2", "acme", kind="organization", document_id="doc_1"))
         await uow.shares.add(share("3", "eve", document_id="doc_2", expires_at=NOW + 1))
         await uow.shares.add(share("4", "eve", "read", session_id="ses"))
-        await uow.shares.add(share("5", "5", document_id="doc_2"))
+        await uow.shares.add(share("5", "5", kind="link", document_id="doc_2"))
     with pytest.raises(AlreadyExists):
         async with db.writing() as uow:
             await uow.shares.add(share("6", "bob", document_id="doc_1"))
@@ -74,6 +74,19 @@ async def test_who_may_see_what(db):
     assert await seen("eve") == {}
 
 
+async def test_what_is_for_the_user_local_is_not_for_the_organization_of_this_name(db):
+    async with db.writing() as uow:
+        await uow.people.add(UserRow(id="cat", name="cat", organization_id="local", created_at=NOW))
+        await uow.shares.add(share("1", "local", document_id="doc_1"))
+        await uow.shares.add(share("2", "local", kind="organization", document_id="doc_2"))
+    async with db.reading() as uow:
+        for who, its in (("local", ["doc_1", "doc_2"]), ("cat", ["doc_2"]), ("bob", [])):
+            levels = [await uow.shares.document_access(who, f"doc_{n}", NOW) for n in (1, 2, 3)]
+            assert levels == ["ask" if f"doc_{n}" in its else None for n in (1, 2, 3)], who
+            listed = await uow.documents.page(who, limit=9, after=None, shared_at=NOW)
+            assert sorted(row.id for row in listed) == its
+
+
 async def test_sessions_over_what_is_not_shared_any_more_are_not_listed(db):
     async with db.writing() as uow:
         await uow.shares.add(share("1", "bob", document_id="doc_1"))
@@ -87,7 +100,7 @@ async def test_sessions_over_what_is_not_shared_any_more_are_not_listed(db):
 
     assert await listed() == [], "one of its documents is not"
     async with db.writing() as uow:
-        await uow.shares.add(share("2", "acme", document_id="doc_2"))
+        await uow.shares.add(share("2", "acme", kind="organization", document_id="doc_2"))
     assert await listed() == ["his"]
     async with db.reading() as uow:
         assert await uow.sessions.of_owner("bob") == ["his"]
