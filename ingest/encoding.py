@@ -47,9 +47,9 @@ def decode(data: bytes) -> Decoded | None:
     """The text in `data`, or None when it reads as no text at all."""
     for mark, encoding in _BOMS:
         if data.startswith(mark):
-            return _replacing(data[len(mark) :], encoding)
+            return decoded_as(data[len(mark) :], encoding)
     if b"\0" in data and (wide := _utf16_by_zeros(data)):
-        return _replacing(data, wide)
+        return decoded_as(data, wide)
     if (decoded := _utf8(data)) is not None:
         return decoded
     return _legacy(data)
@@ -63,7 +63,8 @@ def looks_binary(text: str) -> bool:
     return n_controls > 0.02 * len(sample) + 1 or n_zeros > 0.2 * len(sample) + 1
 
 
-def _replacing(data: bytes, encoding: str) -> Decoded:
+def decoded_as(data: bytes, encoding: str) -> Decoded:
+    """The text in `data` by an encoding that is known; a warning tells what is no character in it."""
     text = data.decode(encoding, "replace")
     lost = text.count("\ufffd")
     return Decoded(text, encoding, _lost_warning(lost, encoding) if lost else None)
@@ -102,7 +103,7 @@ def _legacy(data: bytes) -> Decoded | None:
     if _is_gb18030(data):
         return Decoded(data.decode("gb18030", "replace"), "gb18030")
     if wide := _utf16_by_script(data):
-        return _replacing(data, wide)
+        return decoded_as(data, wide)
     sample = data[:_SAMPLE_NBYTES]
     western = _western(data)
     if looks_binary(western.text):

@@ -26,16 +26,24 @@ def read_pdf(path: Path, limits: ParseLimits, password: str | None) -> Iterator[
 def _pages(pdf: PdfFile, scans: "_Scans", limits: ParseLimits) -> Iterator[Message]:
     qualities: list[PageQuality] = []
     unread: list[PageQuality] = []
+    in_part: list[PageQuality] = []
     joiner, budget = LineJoiner(), Budget(limits)
     for number, page in enumerate(pdf.pages(), start=1):
         raw, quality = page.text, measure(number, page.text or "", shows_something=page.shows_something)
-        if raw is not None and (quality.is_scanned or quality.is_poor) and (seen := scans.read(quality)):
+        unusable = page.shows_something if raw is None else quality.is_scanned or quality.is_poor
+        if unusable and (seen := scans.read(quality)):
             raw, quality = seen, measure(number, seen)
+        if page.filled_in:
+            # Of a scanned page this is a small part: it must not pass for the page's text.
+            if raw is None or quality.is_scanned:
+                in_part.append(quality)
+            raw = f"{raw}\n\n{page.filled_in}" if raw and raw.strip() else page.filled_in
+            quality = measure(number, raw)
         (qualities if raw is not None else unread).append(quality)
         text = joiner.join(narrow_gaps(tidy(raw or "")))
         budget.spend(text)
         yield PageRead(number, short_label(page.label, number), text)
-    lost = _unread_warning(unread, pdf.n_pages)
+    lost = [*_unread_warning(unread, pdf.n_pages), *_part_warning(in_part, pdf.n_pages)]
     yield Finished([*lost, *scans.warnings(pdf.n_pages), *judge(qualities, recognition=scans.state)])
 
 
@@ -45,6 +53,13 @@ def _unread_warning(unread: list[PageQuality], n_pages: int) -> tuple[str, ...]:
     if not unread:
         return ()
     return (f"{some_pages(len(unread), n_pages, 'is', 'are')} damaged and could not be read: {name_pages(unread)}.",)
+
+
+def _part_warning(in_part: list[PageQuality], n_pages: int) -> tuple[str, ...]:
+    if not in_part:
+        return ()
+    have = some_pages(len(in_part), n_pages, "has", "have")
+    return (f"{have} text that could not be read, but for what was filled in: {name_pages(in_part)}.",)
 
 
 class _Scans:

@@ -1,4 +1,8 @@
-"""What a file is, from its first bytes: never from its name or the content type a client sent."""
+"""What a file is, from its first bytes: never from its name or the content type a client sent.
+
+The server itself asks this of every upload, so each pattern takes time by the length of what it sees, whatever that is:
+it gives nothing back that it took, or what it repeats is bounded.
+"""
 
 import re
 
@@ -53,17 +57,18 @@ ZIP_CONTENTS: tuple[tuple[bytes, str], ...] = (
     (b"application/vnd.oasis.opendocument", "an OpenDocument file (ODT, ODS or ODP)"),
 )
 _PDF_HEADER = re.compile(rb"%PDF-\d\.\d")
-_PDF_OBJECT = re.compile(rb"\d+\s+\d+\s+obj\b")
-_HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
+_PDF_OBJECT = re.compile(rb"(?<!\d)\d{1,10}\s++\d{1,10}\s++obj\b")
+_SHOWN = re.compile(r"\S")
+_BEFORE_ELEMENTS = (("<?xml", ">"), ("<!--", "-->"))
+_HTML = re.compile(r"<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _FIRST_TAG = re.compile(
-    r"\s*(?:<!--.*?-->\s*)*<(?:article|center|div|dl|font|h[1-6]|header|main|meta|nav|ol|p|section|span|style|table|title|ul)"
-    r"(?=[\s>])",
-    re.IGNORECASE | re.DOTALL,
+    r"<(?:article|center|div|dl|font|h[1-6]|header|main|meta|nav|ol|p|section|span|style|table|title|ul)(?=[\s>])",
+    re.IGNORECASE,
 )
 _CLOSED_TAG = re.compile(
     r"</(?:a|b|div|em|font|h[1-6]|i|li|p|span|strong|style|table|td|title|tr|ul|ol)\s*>", re.IGNORECASE
 )
-_SVG = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!.*?>\s*)*<svg\b", re.I | re.S)
+_SVG = re.compile(r"(?:<!.*?>\s*)?<svg\b", re.IGNORECASE | re.DOTALL)
 
 
 def sniff(head: bytes) -> MediaType:
@@ -135,27 +140,41 @@ def _text_kind(head: bytes) -> MediaType:
     decoded = decode(head if whole else head[: head.rfind(b"\n") + 1] or head[:-3])
     if decoded is None or looks_binary(decoded.text):
         raise UnsupportedType("binary data")
-    if _HTML.match(decoded.text):
+    first = _first_element(decoded.text)
+    if _HTML.match(decoded.text, first):
         return MediaType.HTML
-    if _SVG.match(decoded.text):
+    if _SVG.match(decoded.text, first):
         raise UnsupportedType("an SVG image")
     if looks_like_markdown(decoded.text):
         return MediaType.MARKDOWN
-    return MediaType.HTML if _looks_like_html(decoded.text) else MediaType.TEXT
+    return MediaType.HTML if _looks_like_html(decoded.text, first) else MediaType.TEXT
 
 
-def _looks_like_html(text: str) -> bool:
+def _first_element(text: str) -> int:
+    """Where the first element of a page would stand: behind white space, an XML declaration and comments."""
+    end = 0
+    while (shown := _SHOWN.search(text, end)) is not None:
+        at = shown.start()
+        closing = next((closing for opening, closing in _BEFORE_ELEMENTS if text.startswith(opening, at)), None)
+        if closing is None or (found := text.find(closing, at)) < 0:
+            return at
+        end = found + len(closing)
+    return len(text)
+
+
+def _looks_like_html(text: str, first: int) -> bool:
     """A page without its frame: it begins with an element, and has several that are closed."""
-    return _FIRST_TAG.match(text) is not None and len(_CLOSED_TAG.findall(text)) >= 3
+    return _FIRST_TAG.match(text, first) is not None and len(_CLOSED_TAG.findall(text)) >= 3
 
 
-_HEADING = re.compile(r"(?:\A|\n[ \t]*\n)(#{1,6}) +\S[^\n]*(?=\n[ \t]*(?:\n|[-*|>])|\s*\Z)")
+_HEADING = re.compile(r"(?:\A|\n[ \t]*\n)(#{1,6}) +\S[^\n]*+(?=\n[ \t]*(?:\n|[-*|>])|\s*\Z)")
 _SETEXT = re.compile(r"(?:\A|\n\n)[^\n#>|-][^\n]{1,80}\n(?:={3,}|-{3,})[ \t]*\n(?=[ \t]*\n)")
 _TABLE_RULE = re.compile(
-    r"\n[^\n]*\|[^\n]*\n[ \t]*\|?[ \t]*:?-{2,}:?[ \t]*(?:\|[ \t]*:?-{2,}:?[ \t]*)+\|?[ \t]*(?:\n|\Z)"
+    r"\n[^\n|]*+\|[^\n]*+\n[ \t]*+\|?[ \t]*+:?-{2,}+:?[ \t]*+"
+    r"(?:\|[ \t]*+:?-{2,}+:?[ \t]*+)+\|?[ \t]*+(?:\n|\Z)"
 )
-_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})[^`\n]*\n.*?^ {0,3}\1", re.M | re.S)
-_LINK = re.compile(r"\[[^\]\n]+\]\([^)\s]+(?: \"[^\"\n]*\")?\)")
+_FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)[^`\n]*+\n.*?^ {0,3}\1", re.M | re.S)
+_LINK = re.compile(r"\[[^\]\n]{1,300}+\]\([^)\s]{1,2000}+(?: \"[^\"\n]{0,300}+\")?\)")
 _STRONG = re.compile(r"(?<!\w)(\*\*|__)(?=\S)[^\n*_]{1,200}?(?<=\S)\1(?!\w)")
 _BULLET = re.compile(r"^ {0,3}[-*+] +\S", re.M)
 

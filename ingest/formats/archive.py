@@ -55,7 +55,9 @@ class Archive:
         if part.file_size > self._limits.markup_nbytes:
             raise ContentTooLarge("text in one part", part.file_size, self._limits.markup_nbytes)
         try:
-            return self._zip.read(part)
+            with self._zip.open(part) as unpacked:
+                # Not all of it: a part may hold more than it says, which would be unpacked before it is cut off.
+                return unpacked.read(max(part.file_size, 1))
         except _BROKEN:
             raise DamagedFile("one of its parts cannot be unpacked") from None
 

@@ -26,7 +26,7 @@ def read_epub(archive: Archive, limits: ParseLimits) -> HtmlText:
     """
     package_name = _package_name(archive)
     package = parse_small(_part(archive, package_name), "the book's list of contents")
-    chapters = list(_spine(package, package_name))
+    chapters = list(dict.fromkeys(_spine(package, package_name)))
     _refuse_protected(archive, set(chapters))
     sections: list[Section] = []
     n_lost = 0
@@ -57,7 +57,7 @@ def _part(archive: Archive, name: str) -> bytes:
 
 
 def _spine(package: Element, package_name: str) -> Iterator[str]:
-    """The names of the chapters, each once."""
+    """The names of the chapters in the order of reading; a book may list one under several ids."""
     items = {element.get("id", ""): element for element in package.iter() if local_name(element.tag) == "item"}
     references = [element.get("idref", "") for element in package.iter() if local_name(element.tag) == "itemref"]
     for reference in dict.fromkeys(references):

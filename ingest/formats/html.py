@@ -3,16 +3,18 @@
 A page is walked with a stack of our own, because a file may be nested deeper than any call stack.
 """
 
+import codecs
 import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from html import escape
 from itertools import accumulate
 from pathlib import Path
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
-from ingest.encoding import decode
+from ingest.encoding import decode, decoded_as
 from ingest.errors import ContentTooLarge, DamagedFile, UnsupportedType
 from ingest.formats.html_blocks import Blocks
 from ingest.formats.sections import Section
@@ -25,11 +27,18 @@ _SKIPPED = frozenset(
     )
 )  # fmt: skip
 _HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
-_DATA_URI = re.compile(r"data:[\w.+-]*/?[\w.+-]*;base64,[A-Za-z0-9+/=\s%]{200,}", re.ASCII)
+_DATA_URI = re.compile(r"data:[\w.+-]*+/?[\w.+-]*+;base64,[A-Za-z0-9+/=\s%]{200,}+", re.ASCII)
 _CHARSET = re.compile(
     rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w-]+)|<\?xml[^>]{0,100}?encoding=[\"']([\w-]+)", re.I
 )
 _CHARSET_NBYTES = 4096
+_MEANT = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "gb2312": "gb18030", "gbk": "gb18030",
+    "shift_jis": "cp932", "euc_kr": "cp949",
+}  # fmt: skip
+"""What browsers read under these names, and so what pages that carry them are written in: dashes, quotation marks and
+the euro sign are in the larger one only."""
+_CDATA = re.compile(r"<!\[CDATA\[(.*?)(?:\]\]>|\Z)", re.DOTALL)
 _SELF_CLOSED = re.compile(
     r"<(?!(?:area|base|br|col|embed|hr|img|input|link|meta|param|source|track|wbr)\b)"
     r"([A-Za-z][\w:.-]*+)((?:[^<>\"'/]|/(?!>)|\"[^\"]*+\"|'[^']*+')*+)/>"
@@ -72,9 +81,11 @@ def decoded(data: bytes) -> tuple[str, str | None]:
     named = _CHARSET.search(data[:_CHARSET_NBYTES])
     if named is not None:
         try:
-            return data.decode((named[1] or named[2]).decode(), "replace"), None
-        except LookupError:
-            pass
+            name = codecs.lookup((named[1] or named[2]).decode()).name
+            if not name.startswith("utf"):  # which it is not, as was just seen
+                found = decoded_as(data, _MEANT.get(name, name))
+        except (LookupError, UnicodeError):
+            pass  # no encoding of text that there is
     return found.text, found.warning
 
 
@@ -85,6 +96,8 @@ def read_html(source: str, limits: ParseLimits, *, is_xhtml: bool = False) -> Ht
     if nbytes > limits.markup_nbytes:
         raise ContentTooLarge("HTML", nbytes, limits.markup_nbytes)
     if is_xhtml:
+        # Read as HTML such text would be a comment.
+        source = _CDATA.sub(lambda part: escape(part[1], quote=False), source)
         # In XHTML any element may close itself; read as HTML it would take in all that follows.
         source = _SELF_CLOSED.sub(r"<\1\2></\1>", source)
     if source.count("<") > _MOST_NESTED and _depth(source) > _MOST_NESTED:

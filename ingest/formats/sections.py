@@ -43,14 +43,16 @@ class _Pages:
         self._pages: list[tuple[str | None, str]] = []
         self._held: list[str] = []
         self._n_held = 0
+        self._was_begun = False
         self._under: str | None = None
         self._held_under: str | None = None
 
     def add(self, section: Section) -> None:
-        if section.starts_page and not self._held and self._pages:
+        if section.starts_page and not self._held and self._was_begun:
             self._pages.append((self._under, ""))
         elif section.starts_page or self._is_over(section):
             self._flush()
+        self._was_begun = True
         if section.level:
             self._under = section.text.lstrip("# ")
         if not self._held:

@@ -1,5 +1,6 @@
 """Taking in a file: the same bytes with the same settings are one document, also when they come at once."""
 
+import asyncio
 import hashlib
 import re
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ class Uploads:
         check_settings(settings)
         wish = parse_wish(settings.retention)
         self._policies.check(wish)
-        media_type = _sniff(file.head)
+        media_type = await asyncio.to_thread(_sniff, file.head)
         await file.finish()
         await self._leases.require()
         row = self._row(owner_id, document_id, file, settings, wish, media_type)

@@ -71,10 +71,24 @@ def test_pages_begin_at_headings_and_are_called_by_them():
         ("<meta charset=iso-8859-1><p>Grüße".encode(), "Grüße"),
         ("<p>Grüße".encode("utf-16"), "Grüße"),
         ("<meta charset=nonsense><p>Gr\xfc\xdfe und K\xfcsse".encode("latin-1"), "Grüße und Küsse"),
+        ("<meta charset=undefined><p>Gr\xfc\xdfe und K\xfcsse".encode("latin-1"), "Grüße und Küsse"),
+        ("<meta charset=utf-8><p>Gr\xfc\xdfe und K\xfcsse".encode("latin-1"), "Grüße und Küsse"),
+        ("<meta charset=iso-8859-1><p>“€ 500” – that’s it…".encode("cp1252"), "“€ 500” – that’s it…"),
     ],
 )
 def test_the_encoding_is_that_of_the_bytes_or_the_one_it_names(data: bytes, expected: str):
     assert text_of(decoded(data)[0]) == expected
+
+
+def test_what_an_encoding_does_not_have_is_said():
+    text, warning = decoded(b"<meta charset=windows-1252><p>Gr\xfc\xdfe \x81 und K\xfcsse")
+    assert "Grüße \ufffd und Küsse" in text
+    assert warning == "1 characters are not valid CP1252 and were replaced by U+FFFD."
+
+
+def test_marked_text_of_xhtml_is_text():
+    source = "<html><body><script>//<![CDATA[\nx<y\n//]]></script><p>a <![CDATA[<b> & c]]> d</p></body></html>"
+    assert [section.text for section in read_html(source, LIMITS, is_xhtml=True).sections] == ["a <b> & c d"]
 
 
 def test_elements_of_xhtml_close_themselves():

@@ -1,6 +1,7 @@
 """Scanned pages, with a stand-in for Tesseract: when it is asked, for what, and what its failures come to."""
 
 import asyncio
+import io
 import os
 import stat
 import time
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pypdf import PdfReader, PdfWriter
+from pypdf.annotations import FreeText
 
 from ingest.errors import NoTextLayer
 from ingest.limits import ParseLimits
@@ -73,10 +76,36 @@ def test_pages_that_cannot_be_read_otherwise_are_looked_at(put: Put, pdf: PdfMak
     assert read(put(poor))[0] == ["Read by recognition."]
 
 
+def test_a_page_whose_font_is_missing_is_looked_at(pdf: PdfMaker, put: Put, tesseract):
+    tesseract()
+    pages, warnings = read(put(pdf.one_page(b"BT /F9 9 Tf <0102> Tj ET")))
+    assert pages == ["Read by recognition."]
+    assert warnings == ["1 of 1 page was read by text recognition, which makes mistakes: page 1."]
+
+
 def test_a_blank_page_is_not_read(pdf: PdfMaker, put: Put, tesseract):
     log = tesseract()
     assert read(put(pdf.with_text("text", "")))[0] == ["text", ""]
     assert not log.exists()
+
+
+def typed_onto(data: bytes) -> bytes:
+    writer = PdfWriter(clone_from=PdfReader(io.BytesIO(data)))
+    writer.add_annotation(0, FreeText(text="Approved", rect=(50, 550, 200, 650)))
+    buffer = io.BytesIO()
+    writer.write(buffer)
+    return buffer.getvalue()
+
+
+def test_what_is_typed_onto_a_scan_is_not_all_of_it(pdf: PdfMaker, put: Put, tesseract, tmp_path, monkeypatch):
+    tesseract()
+    path = put(typed_onto(pdf.scanned(1)))
+    assert read(path)[0] == ["Read by recognition.\n\nApproved"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert read(path) == (
+        ["Approved"],
+        ["1 of 1 page has text that could not be read, but for what was filled in: page 1."],
+    )
 
 
 def test_a_language_that_is_not_installed_is_said(pdf: PdfMaker, put: Put, tesseract):

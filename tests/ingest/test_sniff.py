@@ -1,6 +1,8 @@
 """Kinds of file, told by content alone."""
 
+import contextlib
 import io
+import time
 import zipfile
 
 import pytest
@@ -35,6 +37,7 @@ REFUSED = {
     "EXE": (b"MZ\x90\0\x03" + b"\0" * 60, "an executable program"),
     "gzip": (b"\x1f\x8b\x08\0" + b"\0" * 20, "a gzip archive"),
     "SVG": (b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>', "an SVG image"),
+    "SVG behind entities": (b'<!DOCTYPE svg [<!ENTITY a "b">]>\n<svg/>', "an SVG image"),
     "noise": (bytes((i * 197 + 31) % 256 for i in range(4000)), "binary data"),
 }
 
@@ -65,6 +68,10 @@ ACCEPTED = {
     "HTML behind a comment": (b"<!-- saved from -->\n<HTML lang=en>", MediaType.HTML),
     "HTML in UTF-16": ("<html><body>Grüße</body></html>".encode("utf-16"), MediaType.HTML),
     "HTML without a frame": (b"<div><p>One</p><p>Two <b>words</b></p></div>", MediaType.HTML),
+    "HTML without a frame behind comments": (
+        b"<!-- a --> <!-- b -->\n<div><svg></svg><p>One</p><p>Two <b>words</b></p></div>",
+        MediaType.HTML,
+    ),
     "text that begins with an element": (b"<p> is the element for paragraphs.\n", MediaType.TEXT),
     "Markdown": (MARKDOWN, MediaType.MARKDOWN),
     "Markdown in UTF-16 with CRLF": (
@@ -89,6 +96,28 @@ ACCEPTED = {
 def test_accepted(name: str):
     content, media_type = ACCEPTED[name]
     assert sniff(content) is media_type
+
+
+SLOW = {
+    "comments": b"<!---->" * 9000 + b"x",
+    "comments between elements": b"<!-- a --><p>" + b"</p> <!-- b -->" * 4000,
+    "a row and its rule": b"x\n" + b"|" * 30_000 + b"\n" + b"|--" * 10_000 + b"x\n",
+    "a rule of spaces": b"a|b\n" + b" " * 60_000 + b"x",
+    "brackets": b"[" * 65_000,
+    "links": b"[a](" * 16_000,
+    "a fence": b"~" * 65_000,
+    "a heading": b"# a" + b" " * 60_000 + b"b\nc",
+    "digits": b"junk\n%PDF-1.4\n" + b"1" * 65_000,
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_nothing_takes_long_to_tell(name: str):
+    """The server asks it of every upload, while others wait."""
+    started = time.process_time()
+    with contextlib.suppress(UnsupportedType):
+        sniff(SLOW[name])
+    assert time.process_time() - started < 1
 
 
 def test_a_cut_inside_a_character_decides_nothing():

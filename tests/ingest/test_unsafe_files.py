@@ -3,6 +3,7 @@
 import io
 import os
 import time
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from ingest.errors import (
     UnsupportedType,
 )
 from ingest.extract import extract
+from ingest.formats.archive import open_archive
 from ingest.limits import ParseLimits
 from ingest.sandbox import parse
 from ingest.wire import Finished, PageRead
@@ -212,6 +214,27 @@ async def test_a_page_that_takes_all_memory_ends_within_its_limit(put: Callable[
     page = b"<html><body>" + b"<b>a</b>" * 600_000
     with pytest.raises(LimitReached, match="memory and was stopped"):
         await parse(put(page), limits=ParseLimits(memory_nbytes=192 * MIB))
+
+
+def test_a_part_that_holds_more_than_it_says_is_not_unpacked_whole(put: Callable[[bytes], Path]):
+    buffer, nbytes = io.BytesIO(), 16 * MIB + 12_345
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.xml", bytes(nbytes))
+    lying = buffer.getvalue().replace(nbytes.to_bytes(4, "little"), (1000).to_bytes(4, "little"))
+    with open_archive(put(lying), ParseLimits()) as archive:
+        tracemalloc.start()
+        try:
+            with pytest.raises(DamagedFile):
+                archive.read("a.xml")
+            assert tracemalloc.get_traced_memory()[1] < MIB
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_chapter_listed_twice_is_read_once(put: Callable[[bytes], Path]):
+    book = packed([("a.xhtml", chapter("<p>once</p>")), ("a.xhtml#part", "")])
+    messages = list(extract(put(book), ParseLimits()))
+    assert [message.text for message in messages if isinstance(message, PageRead)] == ["once"]
 
 
 def test_lost_chapters_are_a_warning(put: Callable[[bytes], Path]):

@@ -112,16 +112,87 @@ def test_equations_symbols_and_boxes_to_tick(put: Put):
     inside = (
         '<w:p><m:oMath xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"><m:r><m:t>a=b</m:t></m:r>'
         "</m:oMath>"
-        '<w:r><w:t xml:space="preserve"> and </w:t><w:sym w:font="Wingdings" w:char="F0FE"/><w:noBreakHyphen/></w:r>'
+        '<w:r><w:t xml:space="preserve"> and </w:t><w:sym w:font="Wingdings" w:char="F0FE"/><w:noBreakHyphen/>'
+        '<w:sym w:font="Symbol" w:char="F0B3"/><w:sym w:font="MS Gothic" w:char="2612"/></w:r>'
         '<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:checkBox><w:default w:val="0"/></w:checkBox></w:ffData>'
         "</w:fldChar></w:r></w:p>"
     )
     data = repacked(saved(docx.Document()), lambda name, part: _body(inside) if name == "word/document.xml" else part)
-    assert read(put(data))[0] == ["a=b and ☒-☐"]
+    assert read(put(data))[0] == ["a=b and ☒-≥☒☐"]
 
 
 def _body(inside: str) -> bytes:
     return f'<w:document xmlns:w="{W}"><w:body>{inside}</w:body></w:document>'.encode()
+
+
+PICTURE = (
+    '<w:drawing><wp:inline xmlns:wp="http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing"/>'
+    "</w:drawing>"
+)
+LAID_OUT = "<w:lastRenderedPageBreak/>"
+
+
+@pytest.mark.parametrize(
+    ("runs", "expected"),
+    [
+        ([PICTURE, f"{LAID_OUT}<w:t>2</w:t>", LAID_OUT + PICTURE, f"{LAID_OUT}<w:t>4</w:t>"], ["", "2", "", "4"]),
+        (['<w:br w:type="page"/>', f"{LAID_OUT}<w:t>2</w:t>"], ["", "2"]),
+    ],
+    ids=["pictures alone", "a cover"],
+)
+def test_a_page_without_text_counts(runs: list[str], expected: list[str], put: Put):
+    inside = "".join(f"<w:p><w:r>{run}</w:r></w:p>" for run in runs)
+    data = repacked(saved(docx.Document()), lambda name, part: _body(inside) if name == "word/document.xml" else part)
+    assert read(put(data))[0] == expected
+
+
+def _level(form: str, text: str, depth: int = 0, more: str = "") -> str:
+    return (
+        f'<w:lvl w:ilvl="{depth}"><w:start w:val="1"/><w:numFmt w:val="{form}"/>{more}'
+        f'<w:lvlText w:val="{text}"/></w:lvl>'
+    )
+
+
+def _numbered(levels: list[str], paragraphs: list[tuple[int, int, str]]) -> bytes:
+    """A document with these lists, numbered from 1, and paragraphs "x" of (list, depth, properties of its end)."""
+    lists = "".join(f'<w:abstractNum w:abstractNumId="{n}">{each}</w:abstractNum>' for n, each in enumerate(levels, 1))
+    used = "".join(
+        f'<w:num w:numId="{n}"><w:abstractNumId w:val="{n}"/></w:num>' for n, _ in enumerate(levels, start=1)
+    )
+    inside = "".join(
+        f'<w:p><w:pPr><w:numPr><w:ilvl w:val="{depth}"/><w:numId w:val="{number}"/></w:numPr>'
+        f"<w:rPr>{end}</w:rPr></w:pPr><w:r><w:t>x</w:t></w:r></w:p>"
+        for number, depth, end in paragraphs
+    )
+    parts = {
+        "word/document.xml": _body(inside),
+        "word/numbering.xml": f'<w:numbering xmlns:w="{W}">{lists}{used}</w:numbering>'.encode(),
+    }
+    return repacked(saved(docx.Document()), lambda name, part: parts.get(name, part))
+
+
+def test_sections_that_go_on_through_articles_are_numbered_as_word_does(put: Put):
+    goes_on = '<w:lvlRestart w:val="0"/><w:isLgl/>'
+    levels = _level("upperRoman", "Article %1.") + _level("decimal", "Section %1.%2", 1, goes_on)
+    data = _numbered([levels], [(1, depth, "") for depth in (0, 1, 1, 0, 1)])
+    assert read(put(data))[0][0].split("\n") == [
+        "Article I. x",
+        "  Section 1.1 x",
+        "  Section 1.2 x",
+        "Article II. x",
+        "  Section 2.3 x",
+    ]
+
+
+def test_a_list_with_the_levels_of_a_style_is_one_with_it(put: Put):
+    levels = ['<w:styleLink w:val="L"/>' + _level("decimal", "%1)"), '<w:numStyleLink w:val="L"/>']
+    assert read(put(_numbered(levels, [(2, 0, ""), (2, 0, ""), (1, 0, "")])))[0] == ["1) x\n2) x\n3) x"]
+
+
+def test_a_paragraph_whose_end_was_deleted_has_no_number(put: Put):
+    deleted = '<w:del w:id="1" w:author="a"/>'
+    (page,) = read(put(_numbered([_level("decimal", "%1)")], [(1, 0, ""), (1, 0, deleted), (1, 0, "")])))[0]
+    assert [line for line in page.split("\n") if line] == ["1) x", "x", "2) x"]
 
 
 def test_lists_that_are_nowhere_defined_are_paragraphs(put: Put):

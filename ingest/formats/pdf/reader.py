@@ -36,11 +36,13 @@ _UNRECOVERABLE = "its structure cannot be recovered"
 
 @dataclass(frozen=True, slots=True)
 class RawPage:
-    """What one page gave. `text` is None when it could not be read; `shows_something`: it is not blank."""
+    """What one page gave. `text` is None when it could not be read; `shows_something`: it is not blank; `filled_in`:
+    what people put into its forms or typed onto it, which `text` does not have."""
 
     label: str | None
     text: str | None
     shows_something: bool
+    filled_in: str = ""
 
 
 class PdfFile:
@@ -81,14 +83,11 @@ class PdfFile:
         return second_reader(self._path, self._password, self.n_pages)
 
     def _in_order(self, index: int, page: RawPage) -> RawPage:
-        """The page with its columns one after the other, and with what was filled in at its end."""
+        """The page with its columns one after the other, and with what was filled in."""
         text = page.text
         if text and text.count("\n") >= _LEAST_LINES and len(text) <= _MOST_CHARS:
             text = (self._second.in_columns(index) if self._second is not None else None) or text
-        filled = _filled_in(self._reader, index)
-        if filled:
-            text = f"{text}\n\n{filled}" if text and text.strip() else filled
-        return replace(page, text=text)
+        return replace(page, text=text, filled_in=_filled_in(self._reader, index))
 
 
 @contextmanager

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from docx.document import Document
-from docx.opc.constants import RELATIONSHIP_TYPE
-from docx.oxml.parser import parse_xml
 
 from ingest.errors import DamagedFile
 from ingest.formats.archive import Archive
 from ingest.formats.sections import Section
 from ingest.formats.tables import repeated, table_text
-from ingest.formats.word.inline import LAID_OUT_BREAK, PAGE_BREAK, Paragraph, read_paragraph
+from ingest.formats.word.inline import LAID_OUT_BREAK, PAGE_BREAK, PICTURE, Paragraph, read_paragraph
 from ingest.formats.word.names import W, chosen, is_on, value, whole
+from ingest.formats.word.notes import read_notes
 from ingest.formats.word.numbering import MAX_DEPTH, Numbering
 from ingest.formats.word.package import open_word
 from ingest.formats.word.styles import Style, Styles
@@ -62,13 +61,13 @@ class _Body:
         self.laid_out = next(document.element.body.iter(W + "lastRenderedPageBreak"), None) is not None
         self._styles = Styles(document)
         self._numbering = Numbering(document)
-        self._notes = {kind: _notes(document, kind) for kind in ("footnote", "endnote")}
+        self._notes = {kind: read_notes(document, kind) for kind in ("footnote", "endnote")}
         self._note_numbers: dict[str, dict[str, int]] = {"footnote": {}, "endnote": {}}
         self._section_kinds = iter(_section_kinds(document.element.body)[1:])
         self._n_comments = 0
         self._n_included = 0
-        self._starts_page = False
-        self._page_has_text = False
+        self._starts_page = True
+        self._page_shows = False
         self._in_list = False
 
     def warnings(self) -> Iterable[str]:
@@ -115,7 +114,11 @@ class _Body:
         return numbers.setdefault(note_id, len(numbers) + 1)
 
     def _mark(self, properties: Any, style: Style) -> str:
-        """The paragraph's number with its indentation, "" outside of lists."""
+        """The paragraph's number with its indentation, "" outside of lists, and where its end was deleted: it is none
+        of its own then."""
+        own_mark = properties.find(W + "rPr") if properties is not None else None
+        if is_on(own_mark, "del") or is_on(own_mark, "moveFrom"):
+            return ""
         num_id = value(properties, "numPr", "numId") or style.num_id
         if num_id in (None, "0"):
             return ""
@@ -136,21 +139,23 @@ class _Body:
                 line = f"{prefix}{mark}{' '.join(part.split()) if level else part.strip()}"
                 self._add(Section(line, level, tight=is_item and self._in_list))
                 prefix, mark, level, self._in_list = "", "", 0, is_item
+            if PICTURE in part:
+                self._page_shows = True
 
     def _add(self, section: Section) -> None:
         self.sections.append(Section(section.text, section.level, self._starts_page, section.tight))
-        self._starts_page, self._page_has_text, self._in_list = False, True, False
+        self._starts_page, self._page_shows, self._in_list = False, True, False
 
     def _break(self) -> None:
-        """The author ends the page, also an empty one."""
+        """The page ends here, also one without text."""
         if self._starts_page:
             self.sections.append(Section("", starts_page=True))
-        self._starts_page, self._page_has_text = True, False
+        self._starts_page, self._page_shows = True, False
 
     def _end_page(self) -> None:
         """The page ends here, unless it has just begun."""
-        if self._page_has_text:
-            self._starts_page, self._page_has_text = True, False
+        if self._page_shows:
+            self._break()
 
     def _beside(self, paragraph: Paragraph) -> None:
         """Text boxes and notes follow what they belong to."""
@@ -178,6 +183,8 @@ class _Body:
                 self._end_page()
                 lines = []
             lines.append([_BREAKS.sub(" ", cell) for cell in cells])
+            if any(PICTURE in cell for cell in cells):
+                self._page_shows = True
         self._lines(lines)
         self._beside(beside)
 
@@ -233,17 +240,3 @@ def _children(holder: Any, tag: str) -> Iterable[Any]:
             yield child
         elif child.tag in _WRAPPERS:
             yield from _children(child, tag)
-
-
-def _notes(document: Document, kind: str) -> dict[str, str]:
-    """The texts of footnotes or endnotes by their ids."""
-    wanted = RELATIONSHIP_TYPE.FOOTNOTES if kind == "footnote" else RELATIONSHIP_TYPE.ENDNOTES
-    notes: dict[str, str] = {}
-    for relation in document.part.rels.values():
-        if relation.reltype != wanted:
-            continue
-        for note in parse_xml(relation.target_part.blob).iterfind(W + kind):
-            if note.get(W + "type", "normal") == "normal":
-                paragraphs = [read_paragraph(element, lambda *_: 0).text for element in note.iter(W + "p")]
-                notes[note.get(W + "id", "")] = " ".join(" ".join(paragraphs).split())
-    return notes

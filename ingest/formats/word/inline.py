@@ -5,16 +5,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingest.formats.word.names import W, chosen, is_on
+from ingest.formats.word.symbols import symbol
 
 PAGE_BREAK = "\f"
 """Stands in a paragraph's text where its author ends the page; XML text cannot hold this character."""
 LAID_OUT_BREAK = "\v"
 """Where a page ended when Word last laid the document out."""
+PICTURE = "\x1c"
+"""A picture that stands in the line and has no description. It counts as white space, and XML cannot hold it either."""
 
 _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _ALTERNATIVES = "{http://schemas.openxmlformats.org/markup-compatibility/2006}AlternateContent"
 _SIMPLE = {
     W + "tab": "\t",
+    W + "ptab": "\t",
     W + "cr": "\n",
     W + "noBreakHyphen": "-",
     W + "lastRenderedPageBreak": LAID_OUT_BREAK,
@@ -26,12 +30,8 @@ _HOLDERS = frozenset(
         "ruby", "rubyBase",
     )
 )  # fmt: skip
+_INLINE = "{http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing}inline"
 _PICTURES = frozenset(W + name for name in ("drawing", "pict", "object"))
-_SYMBOLS = {
-    "F0B7": "•", "F0A7": "•", "F0FE": "☒", "F078": "☒", "F0FD": "☒", "F0A8": "☐", "F06F": "☐", "F071": "☐",
-    "F0FC": "✓", "F0E0": "→", "F0DF": "←", "F0F0": "⇨",
-}  # fmt: skip
-"""Of Symbol and Wingdings, which have no letters: what forms and lists are made with."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _Reader:
             case "br":
                 self._add(PAGE_BREAK if element.get(W + "type") == "page" else "\n")
             case "sym":
-                self._add(_SYMBOLS.get((element.get(W + "char") or "").upper(), ""))
+                self._add(symbol(element.get(W + "font") or "", element.get(W + "char") or ""))
             case "footnoteReference" | "endnoteReference" as name:
                 self._note(name.removesuffix("Reference"), element.get(W + "id") or "")
             case "commentReference":
@@ -113,7 +113,8 @@ class _Reader:
         self._paragraph.boxes += boxes
         if not boxes:
             described = next((part.get("descr") for part in element.iter() if part.get("descr")), "")
-            self._add(f"[image: {described}]" if described else "")
+            shown = PICTURE if element.find(_INLINE) is not None else ""
+            self._add(f"[image: {described}]" if described else shown)
 
 
 def _boxes(element: Any) -> Iterator[Any]:

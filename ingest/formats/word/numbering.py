@@ -8,7 +8,7 @@ from docx.document import Document
 from docx.opc.constants import RELATIONSHIP_TYPE
 from docx.oxml.parser import parse_xml
 
-from ingest.formats.word.names import W, value, whole
+from ingest.formats.word.names import W, is_on, value, whole
 
 _PLACE = re.compile(r"%([1-9])")
 _ROMAN = (
@@ -33,12 +33,20 @@ class Numbering:
                 self._read(parse_xml(relation.target_part.blob))
 
     def _read(self, root: Any) -> None:
+        styled: dict[str, str] = {}
+        linked: dict[str, str] = {}
         for abstract in root.iterfind(W + "abstractNum"):
-            levels = {whole(level.get(W + "ilvl"), 0): level for level in abstract.iterfind(W + "lvl")}
-            self._levels[abstract.get(W + "abstractNumId", "")] = levels
+            name = abstract.get(W + "abstractNumId", "")
+            self._levels[name] = {whole(level.get(W + "ilvl"), 0): level for level in abstract.iterfind(W + "lvl")}
+            if (style := value(abstract, "styleLink")) is not None:
+                styled[style] = name
+            if (style := value(abstract, "numStyleLink")) is not None:
+                linked[name] = style
         for num in root.iterfind(W + "num"):
             num_id = num.get(W + "numId", "")
-            self._list_of[num_id] = value(num, "abstractNumId") or ""
+            name = value(num, "abstractNumId") or ""
+            # A list that has the levels of a list style is one with it.
+            self._list_of[num_id] = styled.get(linked.get(name, ""), name)
             overrides = {
                 whole(part.get(W + "ilvl"), 0): value(part, "startOverride") for part in num.iterfind(W + "lvlOverride")
             }
@@ -54,8 +62,12 @@ class Numbering:
         self._count(counts, levels, num_id, depth)
         if value(levels[depth], "numFmt") == "bullet":
             return "-"
-        pattern = value(levels[depth], "lvlText") or ""
-        return _PLACE.sub(lambda place: self._number(counts, levels, int(place[1]) - 1), pattern).strip()
+        pattern, is_legal = value(levels[depth], "lvlText") or "", is_on(levels[depth], "isLgl")
+
+        def number(place: re.Match[str]) -> str:
+            return self._number(counts, levels, int(place[1]) - 1, is_legal=is_legal)
+
+        return _PLACE.sub(number, pattern).strip()
 
     def _count(self, counts: dict[int, int], levels: dict[int, Any], num_id: str, depth: int) -> None:
         if num_id not in self._started:
@@ -65,13 +77,17 @@ class Numbering:
         start = self._restarts.get(num_id, {}).get(depth, whole(value(levels[depth], "start"), 1))
         counts[depth] = counts[depth] + 1 if depth in counts else start
         for deeper in [other for other in counts if other > depth]:
-            del counts[deeper]
+            # Counted from 1: the deepest level that lets it begin anew, 0 for none. Clauses may go on through articles.
+            if depth < whole(value(levels.get(deeper), "lvlRestart"), deeper):
+                del counts[deeper]
 
     @staticmethod
-    def _number(counts: dict[int, int], levels: dict[int, Any], depth: int) -> str:
+    def _number(counts: dict[int, int], levels: dict[int, Any], depth: int, *, is_legal: bool) -> str:
         level = levels.get(depth)
         count = counts.get(depth, whole(value(level, "start"), 1))
-        return written(count, value(level, "numFmt") or "decimal")
+        form = value(level, "numFmt") or "decimal"
+        # "Section 2.01" of "Article II".
+        return written(count, "decimal" if is_legal and form not in ("decimalZero", "none") else form)
 
 
 def written(count: int, form: str) -> str:

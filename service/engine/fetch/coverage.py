@@ -23,7 +23,8 @@ class Coverage:
         self._most = torch.zeros(max((len(rows) for rows in self._rows), default=0))
 
     def gain(self, document: int, place: int) -> float:
-        """What a span would add, at most its figure; 0 for one of which the rows are not known."""
+        """What a span would add, at most its figure (of a look made by `both`, those of the two in sum); 0 for one of
+        which the rows are not known."""
         column = self._columns[document].get(place)
         if column is None:
             return 0.0

@@ -154,7 +154,7 @@ class KeyIndex:
             return codes.view(torch.float16).to(torch.float32)
         values = (codes.view(torch.int8) if bits == 8 else _unpacked(codes)).to(torch.float32)
         scales = self._scales[place, tokens].view(torch.float16).to(torch.float32)
-        values.view(len(values), -1, GROUP).mul_(scales[..., None])
+        values.unflatten(-1, (scales.shape[-1], GROUP)).mul_(scales[..., None])
         return values
 
 
@@ -253,10 +253,14 @@ def _rows(
     for begin, end in resident:
         hidden |= (tokens >= begin) & (tokens < end)
     keys = index.keys(place, tokens.clamp_max(index.n_tokens - 1))
-    scores = queries.to(keys.device, torch.float32).flatten(0, 1) @ keys.T
-    scores.masked_fill_(hidden.to(keys.device), -torch.inf)
-    logs = scores.unflatten(-1, (len(places), SPAN_TOKENS)).logsumexp(-1)
-    return (logs - totals.to(logs.device).flatten()[:, None]).exp().pow(_POWER).cpu()
+    device = keys.device
+    size, hidden = max(_PIECE // max(len(tokens), 1), 1), hidden.to(device)
+    found: list[Tensor] = []
+    for q, total in zip(queries.flatten(0, 1).split(size), totals.flatten().split(size), strict=True):
+        scores = (q.to(device, torch.float32) @ keys.T).masked_fill_(hidden, -torch.inf)
+        logs = scores.unflatten(-1, (len(places), SPAN_TOKENS)).logsumexp(-1)
+        found.append((logs - total.to(device)[:, None]).exp().pow(_POWER).cpu())
+    return torch.cat(found)
 
 
 def figures_of_head(masses: Tensor) -> Tensor:
@@ -279,5 +283,5 @@ def _span_logs(scores: Tensor, span_tokens: int) -> Tensor:
 
 def _unpacked(codes: Tensor) -> Tensor:
     """4-bit codes -8 .. 7 as int8, two from each byte, the low one first."""
-    pairs = torch.stack((codes & 15, codes >> 4), -1).view(*codes.shape[:-1], -1)
+    pairs = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
     return pairs.view(torch.int8) - 8

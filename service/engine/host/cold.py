@@ -27,7 +27,8 @@ FindStarts = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.int64]]
 class ColdDocument:
     """A reader, and the index made from it; None without index heads. `lock` is held while they are made.
 
-    `starts`: the tokens that begin a sentence. `placed`: the index has its share of the device's memory.
+    `starts`: the tokens that begin a sentence. `placed`: the index has its share of the device's memory. `n_inside`:
+    users that may be scoring, under whom the index does not move.
     """
 
     subject: Subject
@@ -36,6 +37,7 @@ class ColdDocument:
     index: KeyIndex | None = None
     starts: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     n_users: int = 0
+    n_inside: int = 0
     placed: bool = False
     dropped: bool = False
 
@@ -133,13 +135,15 @@ class ColdDocuments:
     def held(self, subject: Subject) -> Iterator[ColdDocument]:
         """The document, its index in memory, until the block ends. Raises DocumentMiss when its cold snapshot is not
         there; a miss in the block, unless it is another document's, makes the next user open it anew."""
-        document = self._enter(subject)
+        document, is_inside = self._enter(subject), False
         try:
             with document.lock:
                 if document.reader is None:
                     self._load(document)
                 self._make_room()
                 self._place_index(document)
+                with self._lock:
+                    document.n_inside, is_inside = document.n_inside + 1, True
             yield document
         except BaseException as error:
             elsewhere = isinstance(error, DocumentMiss) and error.ref != subject.ref
@@ -148,7 +152,7 @@ class ColdDocuments:
                     self._drop(document)
             raise
         finally:
-            self._leave(document)
+            self._leave(document, is_inside=is_inside)
 
     def drop(self, ref: DocumentRef) -> int:
         """Forget a document; whoever uses it may finish. The bytes that its index takes."""
@@ -206,19 +210,21 @@ class ColdDocuments:
                     self._drop(document)
 
     def _place_index(self, document: ColdDocument) -> None:
-        """To the device, unless the indexes that are there leave no room, of dropped documents too."""
+        """To the device, unless others score with it now, or the indexes that are there leave no room, of dropped
+        documents too."""
         if self._place is None or document.index is None or document.placed:
             return
         with self._lock:
-            if self._placed_nbytes + document.nbytes > self._budget:
+            if document.n_inside or self._placed_nbytes + document.nbytes > self._budget:
                 return
             document.placed = True
             self._placed_nbytes += document.nbytes
         self._place(document.index)
 
-    def _leave(self, document: ColdDocument) -> None:
+    def _leave(self, document: ColdDocument, *, is_inside: bool) -> None:
         with self._lock:
             document.n_users -= 1
+            document.n_inside -= is_inside
             if document.dropped and not document.n_users:
                 self._close(document)
 

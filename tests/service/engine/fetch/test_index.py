@@ -132,6 +132,25 @@ def test_long_questions_are_scored_piece_by_piece(n_tokens, monkeypatch):
     assert 1500 < largest < 4000
 
 
+@pytest.mark.parametrize("kv_type", list(KVType))
+def test_a_document_with_none_of_the_best_spans_has_no_rows(kv_type):
+    (one, _), (other, _) = filled(kv_type, 2000), filled(kv_type, 16)
+    first, second = looks_among([one, other], torch.randn(len(HEADS), GROUP, ROWS, 64), [[], [(0, 16)]])
+    assert (len(first.places), len(second.places)) == (64, 0)
+    assert second.rows.shape == (len(HEADS) * GROUP * ROWS, 0)
+    assert float(first.rows.sum()) > 0
+
+
+def test_rows_of_long_questions_are_those_of_pieces(monkeypatch):
+    index, _ = filled(KVType.K8V4, 300)
+    queries = torch.randn(len(HEADS), GROUP, 50, 64)
+    (whole,) = looks_among([index], queries, [[(0, 100)]])
+    monkeypatch.setattr("service.engine.fetch.index._PIECE", 3000)
+    (pieces,) = looks_among([index], queries, [[(0, 100)]])
+    one, other = (look.rows[:, look.places.argsort()] for look in (whole, pieces))
+    torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-7)
+
+
 def test_keys_can_move_to_a_device():
     index, _ = filled(KVType.K8V4, 300)
     nbytes = index.nbytes

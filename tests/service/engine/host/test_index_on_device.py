@@ -1,11 +1,14 @@
 """Indexes of windowed documents where the runner computes on a device of its own."""
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 import torch
 
+from service.engine.digests import digest_of
 from service.engine.fetch.index import KeyIndex
+from service.engine.host.kept import Subject
 from service.engine.messages import DocumentRef
 from tests.service.engine.host.windowed import MARK, RETENTION, built, with_mark
 
@@ -81,3 +84,21 @@ def test_an_index_that_goes_leaves_its_room_to_the_next(lab, device):
         assert ask(lab, place, name, ref)
     assert [(what, moved) for what, _, moved in device] == [("move", False), ("score", True)] * 3
     assert lab.host.stats().index_documents == 1
+
+
+def test_an_index_does_not_move_under_those_who_score_with_it(lab, device):
+    start(lab, index=1000 * (16 + 2) * 3 // 2)
+    build(lab, 500)
+    build(lab, 300, OTHER)
+    cold, runner = lab.host._context.cold, lab.runner
+    places = ((DOC, 500), (OTHER, 300))
+    one, other = (Subject.of(runner, ref, digest_of(with_mark(at)), 1000, RETENTION) for ref, at in places)
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(cold.held(one))
+        index = second.enter_context(cold.held(other)).index
+        first.close()
+        with cold.held(other):  # there is room now
+            assert index.device.type == "cpu"
+        second.close()
+        with cold.held(other):
+            assert index.device.type == "meta"
