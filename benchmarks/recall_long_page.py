@@ -103,6 +103,9 @@ name, a code or all of another sentence of the same kind. With 128 tokens, fille
 59. With a share of 0.4, 0.5, 0.6 and 0.7 alone there were 75, 77, 79 and 80 (78 each at 24,000 tokens; with 0.7 a
 sentence was missed). The share was taken from the table of recall, where 0.6 begins to lose sentences, not from this.
 
+The torch engine on a CPU (FP32), whose sinks need not be whole pages of 256 tokens, keeps 272 tokens of the document of
+23,966, 1.13 %: the sentence was fetched for 80 of 80 questions, and 76 answers were right (95 %).
+
 The demo model's adapter was trained on documents read in this way
 ([how](../examples/demo_model/README.md#how-it-was-trained)), with other texts, things and wordings; the adapter before
 it had only seen whole documents and was right for 40, 44 and 39 of 80 (excerpts: 53 and 62), with the budget filled and
