@@ -23,7 +23,7 @@ from torch import Tensor
 from cache_store.segments import Segments
 from service.cli.config import read_settings
 from service.engine.fetch.choose import LEAST_GAIN, LEAST_SHARE, choose_spans
-from service.engine.fetch.index import CANDIDATES, SPAN_TOKENS, KeyIndex, Look, figures_of_head
+from service.engine.fetch.index import CANDIDATES, POWER, SPAN_TOKENS, KeyIndex, Look, figures_of_head
 from service.engine.index_heads import load_index_heads
 from service.engine.models.card import load_card
 
@@ -144,7 +144,7 @@ def _look(masses: Tensor, way: Way) -> Look:
         return Look.of(figures)
     places = figures.topk(min(CANDIDATES, len(figures))).indices
     rows = masses[..., places].flatten(0, 2)
-    return Look(figures, places, rows.pow(0.7) / len(rows))
+    return Look(figures, places, rows.pow(POWER) / len(rows))
 
 
 Parts = tuple[list[Scored], list[Scored]]

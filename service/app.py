@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import structlog
 from litestar import Controller, Litestar, Response, Router
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -23,6 +24,7 @@ from service.core.services import Services, open_services
 from service.errors import NotFound
 from service.settings import Settings
 
+_log = structlog.get_logger("preread.serve")
 MAX_BODY_BYTES = 1 << 20
 """Of every request but an upload."""
 
@@ -40,7 +42,11 @@ def create_app(
         async with AsyncExitStack() as stack:
             try:
                 adapters = await open_adapters(stack, settings, given or Given())
-                app.state.services = await open_services(stack, adapters)
+                services = app.state.services = await open_services(stack, adapters)
+                if not await services.keys.is_any():
+                    _log.warning(
+                        "there are no API keys: whoever reaches this server may do everything", host=settings.host
+                    )
             except Exception as error:
                 app.state.failure = error
                 raise

@@ -6,7 +6,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-import structlog
 import uvicorn
 from litestar import Litestar
 from uvicorn._types import ASGIApplication
@@ -23,8 +22,6 @@ from service.errors import Conflict, Invalid, ServiceError
 from service.logs import configure_logging
 from service.settings import Settings
 
-_log = structlog.get_logger("preread.serve")
-
 
 def run(settings: Settings, given: Given | None = None) -> int:
     """Serve until SIGINT or SIGTERM; the exit status.
@@ -34,10 +31,8 @@ def run(settings: Settings, given: Given | None = None) -> int:
     taken, and what the start failed with when that is foreseen.
     """
     configure_logging(settings)
-    protected = admin_token(settings) is not None or asyncio.run(has_keys(settings))
+    protected = admin_token(settings) is not None or (_is_open(settings) and asyncio.run(has_keys(settings)))
     server, listening = make_server(settings, given, protected=protected)
-    if not protected:
-        _log.warning("there are no API keys: whoever reaches this server may do everything", host=settings.host)
     with listening, suppress(KeyboardInterrupt, SystemExit):  # uvicorn exits when the start fails
         server.run(sockets=[listening])
     if (failure := _foreseen(server.app)) is not None:
@@ -66,9 +61,14 @@ def make_server(
     return Server(config, app, listening.getsockname()[:2]), listening
 
 
+def _is_open(settings: Settings) -> bool:
+    """Whether others can reach the address, and it was not said that they may: then there have to be keys."""
+    return not (settings.allow_remote or is_loopback(settings.host))
+
+
 def check_address(settings: Settings, *, protected: bool = False) -> None:
     """Raises Invalid when `host` is more than this machine, there are no keys, and `allow_remote` was not said."""
-    if protected or settings.allow_remote or is_loopback(settings.host):
+    if protected or not _is_open(settings):
         return
     raise Invalid(
         f"There are no API keys: whoever reaches {settings.host} could read every document. Make one with `preread "

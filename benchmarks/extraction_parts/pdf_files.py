@@ -15,6 +15,7 @@ from reportlab.pdfgen.canvas import Canvas
 
 from benchmarks.extraction_parts import story
 from benchmarks.extraction_parts.story import Made
+from tests.ingest.pdf_maker import PdfMaker, written
 
 WIDTH, HEIGHT = A4
 FONT, SIZE, LEADING = "Helvetica", 10.0, 13.0
@@ -137,7 +138,7 @@ def turned(angle: int) -> Made:
     sheet.lines(lines, 60, 500)
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(sheet.bytes())))
     writer.pages[0].rotate(angle)
-    return Made(_written(writer), "\n".join(story.ENGLISH[:4]), 1)
+    return Made(written(writer), "\n".join(story.ENGLISH[:4]), 1)
 
 
 def turned_columns() -> Made:
@@ -155,7 +156,7 @@ def turned_columns() -> Made:
             canvas.drawString(430, 540 - 12 * row, lines[half + row])
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(sheet.bytes())))
     writer.pages[0].rotate(90)
-    return Made(_written(writer), "\n".join(story.ENGLISH), 1)
+    return Made(written(writer), "\n".join(story.ENGLISH), 1)
 
 
 def sideways() -> Made:
@@ -213,7 +214,7 @@ def ligatures() -> Made:
         b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/ToUnicode 6 0 R>>",
         b"<</Length %d>>stream\n%s\nendstream" % (len(cmap), cmap),
     )
-    return Made(_raw(*objects), text, 1)
+    return Made(PdfMaker.from_objects(*objects), text, 1)
 
 
 def labels() -> Made:
@@ -226,7 +227,7 @@ def labels() -> Made:
     writer.set_page_label(0, 1, style=PageLabelStyle.LOWERCASE_ROMAN)
     writer.set_page_label(2, 3, style=PageLabelStyle.DECIMAL)
     writer.set_page_label(4, 5, style=PageLabelStyle.DECIMAL, prefix="A-")
-    return Made(_written(writer), "\n".join(story.ENGLISH[:6]), 6, ("i", "ii", "1", "2", "A-1", "A-2"))
+    return Made(written(writer), "\n".join(story.ENGLISH[:6]), 6, ("i", "ii", "1", "2", "A-1", "A-2"))
 
 
 def form() -> Made:
@@ -255,7 +256,7 @@ def chinese() -> Made:
 def encrypted() -> Made:
     writer = PdfWriter(clone_from=PdfReader(io.BytesIO(single().data)))
     writer.encrypt("", "owner", algorithm="AES-256")
-    return Made(_written(writer), "\n".join(story.ENGLISH), 2)
+    return Made(written(writer), "\n".join(story.ENGLISH), 2)
 
 
 def contract() -> Made:
@@ -264,23 +265,6 @@ def contract() -> Made:
     source = (folder / "contract.md").read_text(encoding="utf-8")
     truth = "\n".join(line for line in source.splitlines() if not re.fullmatch(r"-{3,}|[|\s:-]+", line))
     return Made((folder / "contract.pdf").read_bytes(), truth)
-
-
-def _written(writer: PdfWriter) -> bytes:
-    buffer = io.BytesIO()
-    writer.write(buffer)
-    return buffer.getvalue()
-
-
-def _raw(*objects: bytes) -> bytes:
-    body, offsets = b"%PDF-1.7\n", []
-    for number, content in enumerate(objects, start=1):
-        offsets.append(len(body))
-        body += b"%d 0 obj\n%s\nendobj\n" % (number, content)
-    table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
-    size = len(objects) + 1
-    trailer = b"trailer\n<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF\n" % (size, len(body))
-    return body + b"xref\n0 %d\n0000000000 65535 f \n" % size + table + trailer
 
 
 FILES: dict[str, Callable[[], Made]] = {

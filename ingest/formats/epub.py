@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from ingest.errors import DamagedFile, Protected, UnsupportedType
 from ingest.formats.archive import Archive, resolve
 from ingest.formats.html import HtmlText, decoded, read_html
-from ingest.formats.sections import Section
+from ingest.formats.sections import Section, first_heading
 from ingest.formats.xml import local_name, parse_small
 from ingest.limits import ParseLimits
 from ingest.words import counted
@@ -37,7 +37,7 @@ def read_epub(archive: Archive, limits: ParseLimits) -> HtmlText:
             n_lost += 1
     if not chapters or n_lost == len(chapters):
         raise DamagedFile("none of its chapters can be read")
-    heading = next((section.text.lstrip("# ") for section in sections if section.level), None)
+    heading = first_heading(sections)
     lost = f"{counted(n_lost, 'chapter')} of {len(chapters):,} could not be read."
     return HtmlText(_title(package) or heading, sections, (lost,) if n_lost else ())
 

@@ -17,7 +17,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 from ingest.encoding import decode, decoded_as
 from ingest.errors import ContentTooLarge, DamagedFile, UnsupportedType
 from ingest.formats.html_blocks import Blocks
-from ingest.formats.sections import Section
+from ingest.formats.sections import Section, first_heading
 from ingest.limits import ParseLimits
 
 _SKIPPED = frozenset(
@@ -110,7 +110,7 @@ def read_html(source: str, limits: ParseLimits, *, is_xhtml: bool = False) -> Ht
     sections = blocks.finished()
     title = tree.css_first("head > title")
     named = " ".join(title.text(deep=True).split()) if title is not None else ""
-    heading = next((section.text.lstrip("# ") for section in sections if section.level), None)
+    heading = first_heading(sections)
     return HtmlText(named or heading, sections)
 
 

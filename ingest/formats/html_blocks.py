@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping
 
-from ingest.formats.html_tables import HtmlTable, whole
+from ingest.formats.html_tables import HtmlTable
 from ingest.formats.sections import Section
+from ingest.formats.tables import whole
 
 _BLOCKS = frozenset(
     (

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ingest.formats.tables import repeated, table_text
+from ingest.formats.tables import repeated, table_text, whole
 
 _MOST_COLUMNS = 60
 _MOST_ROWS = 1_000
@@ -71,11 +71,3 @@ class HtmlTable:
             self._fill()
             self._rows.append(self._row)
         self._row = []
-
-
-def whole(text: str | None, default: int) -> int:
-    """An attribute as a whole number; `default` for none, and for anything that is not one."""
-    try:
-        return int(text or "")
-    except ValueError:
-        return default

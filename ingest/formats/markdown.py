@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
 
-from ingest.formats.sections import Section
+from ingest.formats.sections import Section, first_heading
 from ingest.formats.tables import table_text
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
@@ -29,7 +29,7 @@ def render(source: str) -> tuple[str | None, list[Section]]:
     sections = [Section(front.group(1).strip())] if front else []
     sections += _sections(body)
     named = _TITLE.search(front.group(1)) if front else None
-    heading = next((section.text.lstrip("# ") for section in sections if section.level), None)
+    heading = first_heading(sections)
     return (named.group(1) if named else heading), sections
 
 

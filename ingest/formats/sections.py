@@ -21,6 +21,16 @@ class Section:
     starts_page: bool = False
     tight: bool = False
 
+    @property
+    def heading(self) -> str | None:
+        """What a heading says; None for any other section."""
+        return self.text.lstrip("# ") if self.level else None
+
+
+def first_heading(sections: Iterable[Section]) -> str | None:
+    """What a document without a title can be called."""
+    return next((section.heading for section in sections if section.level), None)
+
 
 def paginate(sections: Iterable[Section], *, laid_out: bool = False) -> list[tuple[str | None, str]]:
     """Pages as (heading it starts under, text).
@@ -54,7 +64,7 @@ class _Pages:
             self._flush()
         self._was_begun = True
         if section.level:
-            self._under = section.text.lstrip("# ")
+            self._under = section.heading
         if not self._held:
             self._held_under = self._under
         if section.text:

@@ -1,4 +1,4 @@
-"""Tables as lines of text, for formats that have them as such."""
+"""Tables as lines of text, for formats that have them as such, and the numbers that their markup has."""
 
 from collections.abc import Sequence
 
@@ -21,3 +21,11 @@ def repeated(cell: str) -> str:
     """What a cell that spans several rows says in the later ones: its text, so that each row can be read by itself; a
     long one is said once."""
     return cell if len(cell) <= _REPEATED_CHARS else ""
+
+
+def whole(text: str | None, default: int) -> int:
+    """An attribute as a whole number; `default` for none, and for anything that is not one."""
+    try:
+        return int(text) if text is not None else default
+    except ValueError:
+        return default

@@ -6,10 +6,9 @@ It stands around the router, so that an address without a route tells nothing ei
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from service.api.problems import PROBLEM_JSON, headers_of, problem_of
+from service.api.problems import refuse
 from service.core.audit import acting_with
 from service.core.keys import LOCAL_PRINCIPAL
 from service.core.services import Services
@@ -37,7 +36,7 @@ class Authenticated:
                 principal = await services.keys.principal(_token(scope))
                 await services.rates.require(principal.account)
             except ServiceError as error:
-                await _refuse(error, scope, send)
+                await refuse(error, scope, send)
                 return
         scope["state"]["principal"] = principal
         with acting_with(principal.key_id):
@@ -52,12 +51,3 @@ def _token(scope: Any) -> str | None:
         return None
     kind, _, token = given[0].partition(" ")
     return token.strip() if len(given) == 1 and kind.lower() == "bearer" else ""
-
-
-async def _refuse(error: ServiceError, scope: Any, send: Send) -> None:
-    problem = problem_of(error, scope.get("state", {}).get("request_id", ""))
-    body = msgspec.json.encode(problem)
-    headers = {"content-type": PROBLEM_JSON, "content-length": str(len(body)), **headers_of(error)}
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -8,10 +8,9 @@ reading the answers: the browser then says in `Origin` which page it was.
 import ipaddress
 import re
 
-import msgspec
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from service.api.problems import PROBLEM_JSON, problem_of
+from service.api.problems import refuse
 from service.errors import Forbidden
 from service.settings import Settings
 
@@ -30,7 +29,7 @@ class Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self._any and (refusal := self._refusal(scope)):
-            await _refuse(refusal, scope, send)
+            await refuse(refusal, scope, send)
         else:
             await self._app(scope, receive, send)
 
@@ -76,11 +75,3 @@ def _name(host: str) -> str:
 
 def _headers(scope: Scope, wanted: bytes) -> list[str]:
     return [value.decode("latin1").strip().lower() for name, value in scope["headers"] if name == wanted]
-
-
-async def _refuse(refusal: Forbidden, scope: Scope, send: Send) -> None:
-    request_id = scope.get("state", {}).get("request_id", "")
-    body = msgspec.json.encode(problem_of(refusal, request_id))
-    headers = [(b"content-type", PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 403, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -11,6 +11,7 @@ import structlog
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.types import Scope, Send
 
 from service import errors
 from service.errors import ServiceError
@@ -103,6 +104,16 @@ def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[Prob
     if problem.status >= 500 and not isinstance(error, ServiceError):
         _log.error("request failed", error=type(error).__name__, exc_info=error)
     return Response(problem, status_code=problem.status, media_type=PROBLEM_JSON, headers=headers_of(error))
+
+
+async def refuse(error: ServiceError, scope: Scope, send: Send) -> None:
+    """Answer a request that does not come to the router."""
+    problem = problem_of(error, scope.get("state", {}).get("request_id", ""))
+    body = msgspec.json.encode(problem)
+    headers = {"content-type": PROBLEM_JSON, "content-length": str(len(body)), **headers_of(error)}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def problem_responses(*statuses: int) -> dict[int, ResponseSpec]:

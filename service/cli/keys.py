@@ -88,10 +88,10 @@ def revoke(key_id: str, as_json: bool) -> None:
 def new() -> None:
     """Print a key for PREREAD_ADMIN_KEY, or for the file that PREREAD_ADMIN_KEY_FILE names. Nothing is stored: a server
     that has it in its settings knows it."""
-    from service.core.credentials import new_secret
+    from service.core.credentials import KEY, new_secret
     from service.core.ids import new_id
 
-    click.echo(f"{new_id('key')}.{new_secret()}")
+    click.echo(f"{new_id(KEY)}.{new_secret()}")
 
 
 def _with_ring(step: Callable[[Any], Awaitable[T]]) -> T:

@@ -1,9 +1,10 @@
 """Work that goes on beside the requests, for as long as the server runs."""
 
 import asyncio
+from abc import ABC, abstractmethod
 
 
-class Background:
+class Background(ABC):
     """One task of `_run`, which a subclass has and which does not end by itself."""
 
     _task: asyncio.Task[None] | None = None
@@ -17,5 +18,5 @@ class Background:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _run(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _run(self) -> None: ...

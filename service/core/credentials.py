@@ -9,9 +9,21 @@ import hmac
 import re
 import secrets
 
+KEY, LINK = "key", "shr"
+"""What ids of keys, and of shares, begin with (`new_id`)."""
 SECRET_CHARS = 43
-_TOKEN = re.compile(r"((?:key|shr)_[0-9a-z]{8,60})\.([A-Za-z0-9_-]{43,128})")
+_TOKEN = re.compile(rf"((?:{KEY}|{LINK})_[0-9a-z]{{8,60}})\.([A-Za-z0-9_-]{{43,128}})")
 _NOBODY = "0" * 64
+
+
+def is_key(id: str) -> bool:
+    """Whether an id, or a token, is a key's."""
+    return id.startswith(f"{KEY}_")
+
+
+def is_link(id: str) -> bool:
+    """Whether an id, or a token, is a link's."""
+    return id.startswith(f"{LINK}_")
 
 
 def new_secret() -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from service.core.audit import record
 from service.core.clock import Clock
-from service.core.credentials import digest_of, new_secret
+from service.core.credentials import KEY, digest_of, new_secret
 from service.core.ids import new_id
 from service.core.keys import SCOPES
 from service.db.engine import Database
@@ -56,7 +56,7 @@ class KeyRing:
             _check_name(what, text)
         if not scopes or not set(scopes) <= set(SCOPES):
             raise Invalid(f"A key has one or several of the scopes {', '.join(SCOPES)}.", param="scope")
-        now, key_id, secret = self._clock.now(), new_id("key"), new_secret()
+        now, key_id, secret = self._clock.now(), new_id(KEY), new_secret()
         row = KeyRow(
             id=key_id,
             name=name,

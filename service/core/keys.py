@@ -10,15 +10,16 @@ from pathlib import Path
 
 import structlog
 
+from service.core.access import ASK, READ
 from service.core.background import Background
 from service.core.clock import Clock
-from service.core.credentials import digest_of, matches, split
+from service.core.credentials import digest_of, is_key, matches, split
 from service.db.engine import Database
 from service.db.people import LOCAL, KeyRow
 from service.errors import DatabaseUnavailable, Invalid, Unauthenticated
 from service.settings import Settings
 
-READ, ASK, MANAGE, METRICS = "read", "ask", "manage", "metrics"
+MANAGE, METRICS = "manage", "metrics"
 SCOPES = (READ, ASK, MANAGE, METRICS)
 _INCLUDED = {READ: {READ}, ASK: {READ, ASK}, MANAGE: {READ, ASK, MANAGE}, METRICS: {METRICS}}
 ADMIN_VARIABLE, ADMIN_FILE_VARIABLE = "PREREAD_ADMIN_KEY", "PREREAD_ADMIN_KEY_FILE"
@@ -61,10 +62,14 @@ class Keys(Background):
     async def required(self) -> bool:
         """Whether requests need a key. Raises DatabaseUnavailable."""
         if not self._required and time.monotonic() - self._looked_at >= _LOOK_AGAIN_S:
-            async with self._db.reading() as uow:
-                self._required = await uow.people.is_any_key()
+            self._required = await self.is_any()
             self._looked_at = time.monotonic()
         return self._required
+
+    async def is_any(self) -> bool:
+        """Whether a key was ever made. Raises DatabaseUnavailable."""
+        async with self._db.reading() as uow:
+            return await uow.people.is_any_key()
 
     def look_again(self) -> None:
         """A key was made in this process."""
@@ -78,14 +83,14 @@ class Keys(Background):
             raise Unauthenticated("This needs an API key: send the header `Authorization: Bearer KEY`.")
         if (parts := split(token)) is None:
             raise Unauthenticated(_REFUSED, code="invalid_key")
-        return await (self._by_key(*parts) if parts[0].startswith("key_") else self._by_link(*parts))
+        return await (self._by_key(*parts) if is_key(parts[0]) else self._by_link(*parts))
 
     async def is_valid(self, principal: Principal) -> bool:
         """Whether a key, or a link, that was valid is so still. Raises DatabaseUnavailable."""
         if principal.key_id is None:
             return True
         async with self._db.reading() as uow:
-            if principal.key_id.startswith("key_"):
+            if is_key(principal.key_id):
                 row = await uow.people.key(principal.key_id)
                 return row is not None and self._lasts(row.expires_at) and row.revoked_at is None
             link = await uow.shares.get(principal.key_id)
@@ -148,7 +153,7 @@ def admin_token(settings: Settings, environment: Mapping[str, str] = os.environ)
         token = Path(settings.admin_key_file).expanduser().read_text(encoding="utf-8").strip()
     if not token:
         return None
-    if split(token) is None or not token.startswith("key_"):
+    if split(token) is None or not is_key(token):
         raise Invalid(
             f"{ADMIN_VARIABLE}, or the file that {ADMIN_FILE_VARIABLE} names, is no key. One is made by: "
             "preread keys new",

@@ -7,6 +7,7 @@ from service.core.access import READ, usable_document, usable_session
 from service.core.clock import Clock
 from service.core.keys import Keys, Principal
 from service.db.engine import Database
+from service.db.repositories import UnitOfWork
 from service.errors import DatabaseUnavailable, NotFound
 
 OWN_S = 1.0
@@ -45,41 +46,40 @@ class Permits:
         self._clock = clock
 
     async def of_document(self, principal: Principal, document_id: str) -> Permit | None:
-        """For the events of a document."""
-        if principal.key_id is None:
-            return None
+        """For the events of a document. Raises NotFound."""
 
-        async def seen() -> bool:
-            """Whether it is their own. Raises NotFound."""
-            async with self._db.reading() as uow:
-                now = self._clock.now()
-                row = await usable_document(uow, principal.user_id, document_id, now, need=READ)
-                return row.owner_id == principal.user_id
+        async def owners(uow: UnitOfWork, now: float) -> set[str]:
+            return {(await usable_document(uow, principal.user_id, document_id, now, need=READ)).owner_id}
 
-        return await self._permit(principal, seen)
+        return await self._permit(principal, owners)
 
     async def of_session(self, principal: Principal, session_id: str) -> Permit | None:
-        """For the events of an answer."""
+        """For the events of an answer. Raises NotFound."""
+
+        async def owners(uow: UnitOfWork, now: float) -> set[str]:
+            session, documents = await usable_session(uow, principal.user_id, session_id, now)
+            return {session.owner_id, *(row.owner_id for row in documents)}
+
+        return await self._permit(principal, owners)
+
+    async def _permit(
+        self, principal: Principal, owners: Callable[[UnitOfWork, float], Awaitable[set[str]]]
+    ) -> Permit | None:
+        """`owners`: whose it is, as long as they may see it; raises NotFound."""
         if principal.key_id is None:
             return None
 
-        async def seen() -> bool:
-            """Whether all of it is their own. Raises NotFound."""
+        async def is_own() -> bool:
             async with self._db.reading() as uow:
-                now = self._clock.now()
-                session, documents = await usable_session(uow, principal.user_id, session_id, now)
-                return {session.owner_id, *(row.owner_id for row in documents)} == {principal.user_id}
+                return await owners(uow, self._clock.now()) == {principal.user_id}
 
-        return await self._permit(principal, seen)
-
-    async def _permit(self, principal: Principal, seen: Callable[[], Awaitable[bool]]) -> Permit:
         async def check() -> bool:
             if not await self._keys.is_valid(principal):
                 return False
             try:
-                await seen()
+                await is_own()
             except NotFound:
                 return False
             return True
 
-        return Permit(check, OWN_S if await seen() else 0.0)
+        return Permit(check, OWN_S if await is_own() else 0.0)

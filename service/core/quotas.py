@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
+from service.core.credentials import is_link
 from service.db.repositories import UnitOfWork
 from service.errors import LimitReached
 
 DAY_S = 86_400
-_LINK = "shr_"
 _STORAGE_RETRY_AFTER_S = 3600
 _QUESTION_RETRY_AFTER_S = 2
 
@@ -79,7 +79,7 @@ async def count_tokens(uow: UnitOfWork, who: str, tokens: int, now: float) -> No
 
 async def account_of(uow: UnitOfWork, who: str) -> str:
     """Whose quota it is: their own, or that of who made the link."""
-    share = await uow.shares.get(who) if who.startswith(_LINK) else None
+    share = await uow.shares.get(who) if is_link(who) else None
     return share.created_by if share else who
 
 

@@ -100,7 +100,7 @@ class SessionService:
         Raises NotFound, Forbidden, StorageFull.
         """
         async with self._database.reading() as uow:
-            await self._own(uow, owner_id, session_id)
+            await usable_session(uow, owner_id, session_id, self._clock.now(), need=OWNER)
             links = [share.id for share in await uow.shares.of_session(session_id) if share.subject == share.id]
         await self._remove(owner_id, session_id)
         for link_id in links:
@@ -163,10 +163,6 @@ class SessionService:
             for turn in turns:
                 await uow.turns.add(turn)
         return row, turns
-
-    async def _own(self, uow: UnitOfWork, owner_id: str, session_id: str) -> SessionRow:
-        session, _ = await usable_session(uow, owner_id, session_id, self._clock.now(), need=OWNER)
-        return session
 
     async def _ready(self, uow: UnitOfWork, owner_id: str, document_id: str) -> DocumentRow:
         reached = await reached_document(uow, owner_id, document_id, self._clock.now())

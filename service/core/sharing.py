@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from service.core.access import ASK, OWNER, READ, usable_document, usable_session
 from service.core.audit import record
 from service.core.clock import Clock
+from service.core.credentials import LINK as LINK_ID
 from service.core.credentials import digest_of, new_secret
 from service.core.ids import new_id
 from service.core.sessions import SessionService
@@ -136,7 +137,7 @@ async def _row(
         await uow.shares.remove(before.id)
     elif len(known) >= MAX_SHARES:
         raise Conflict(f"It is shared {MAX_SHARES} times already: revoke one first.", code="too_many_shares")
-    share_id = new_id("shr")
+    share_id = new_id(LINK_ID)
     return ShareRow(
         id=share_id,
         document_id=target.document_id,

@@ -45,14 +45,14 @@ class PdfMaker:
     def encrypted(self, user: str, owner: str | None = None, algorithm: str = "AES-256") -> bytes:
         writer = PdfWriter(clone_from=PdfReader(io.BytesIO(self.with_text(f"Secret: {SENTENCE}."))))
         writer.encrypt(user, owner, algorithm=algorithm)
-        return _written(writer)
+        return written(writer)
 
     @staticmethod
     def blank(n_pages: int) -> bytes:
         writer = PdfWriter()
         for _ in range(n_pages):
             writer.add_blank_page(200, 200)
-        return _written(writer)
+        return written(writer)
 
     @staticmethod
     def from_objects(*objects: bytes) -> bytes:
@@ -97,7 +97,7 @@ class PdfMaker:
         return self.one_page(b"BT /F1 9 Tf (" + b"a" * 76_000_000 + b")Tj ET", resources=HELVETICA)
 
 
-def _written(writer: PdfWriter) -> bytes:
+def written(writer: PdfWriter) -> bytes:
     buffer = io.BytesIO()
     writer.write(buffer)
     return buffer.getvalue()

@@ -9,10 +9,10 @@ from docx.document import Document
 
 from ingest.errors import DamagedFile
 from ingest.formats.archive import Archive
-from ingest.formats.sections import Section
-from ingest.formats.tables import repeated, table_text
+from ingest.formats.sections import Section, first_heading
+from ingest.formats.tables import repeated, table_text, whole
 from ingest.formats.word.inline import LAID_OUT_BREAK, PAGE_BREAK, PICTURE, Paragraph, read_paragraph
-from ingest.formats.word.names import W, chosen, is_on, value, whole
+from ingest.formats.word.names import W, chosen, is_on, value
 from ingest.formats.word.notes import read_notes
 from ingest.formats.word.numbering import MAX_DEPTH, Numbering
 from ingest.formats.word.package import open_word
@@ -49,7 +49,7 @@ def read_word(archive: Archive) -> WordText:
         # Notes, numbering and properties are parsed when they are asked for, and elements may not be what they should.
         raise DamagedFile("its text cannot be read as a Word document") from None
     if title.lower() in _NO_TITLES:
-        title = next((section.text.lstrip("# ") for section in body.sections if section.level), "")
+        title = first_heading(body.sections)
     return WordText(title or None, body.sections, body.laid_out, tuple(body.warnings()))
 
 

@@ -20,14 +20,6 @@ def is_on(element: Any, name: str) -> bool:
     return found is not None and (found.get(W + "val") or "1").lower() not in _OFF
 
 
-def whole(text: str | None, default: int) -> int:
-    """An attribute as a whole number; `default` for none, and for anything that is not one."""
-    try:
-        return int(text) if text is not None else default
-    except ValueError:
-        return default
-
-
 def chosen(alternatives: Any) -> Iterator[Any]:
     """What is shown of an ``mc:AlternateContent``: its first choice, else its fallback, never both."""
     if (first := next(iter(alternatives), None)) is not None:

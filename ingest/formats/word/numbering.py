@@ -8,7 +8,8 @@ from docx.document import Document
 from docx.opc.constants import RELATIONSHIP_TYPE
 from docx.oxml.parser import parse_xml
 
-from ingest.formats.word.names import W, is_on, value, whole
+from ingest.formats.tables import whole
+from ingest.formats.word.names import W, is_on, value
 
 _PLACE = re.compile(r"%([1-9])")
 _ROMAN = (

@@ -6,7 +6,8 @@ from typing import Any
 
 from docx.document import Document
 
-from ingest.formats.word.names import W, is_on, value, whole
+from ingest.formats.tables import whole
+from ingest.formats.word.names import W, is_on, value
 
 _HEADING = re.compile(r"heading ([1-9])$")
 _MOST_PARENTS = 20

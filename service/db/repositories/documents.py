@@ -1,14 +1,13 @@
 """Documents by owner, and the conditional status changes that make the row the truth of a job."""
 
 from collections.abc import Collection, Sequence
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import CursorResult, and_, delete, func, or_, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import and_, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.errors import AlreadyExists
 from service.db.models import DocumentRow, ProcessRow, SessionDocumentRow, SessionRow
+from service.db.repositories.rows import changed, insert
 from service.db.repositories.shares import shared_documents
 
 _IS_FREE = or_(DocumentRow.lease_owner.is_(None), DocumentRow.lease_owner.not_in(select(ProcessRow.id)))
@@ -22,11 +21,7 @@ class Documents:
 
     async def add(self, row: DocumentRow) -> None:
         """Raises AlreadyExists when the owner has a document with this dedupe key."""
-        self._session.add(row)
-        try:
-            await self._session.flush()
-        except IntegrityError as error:
-            raise AlreadyExists(row.dedupe_key) from error
+        await insert(self._session, row, row.dedupe_key)
 
     async def get(self, document_id: str, owner_id: str | None = None) -> DocumentRow | None:
         query = select(DocumentRow).where(DocumentRow.id == document_id)
@@ -78,7 +73,7 @@ class Documents:
         free = select(DocumentRow.id).where(DocumentRow.status.in_(statuses), _IS_FREE)
         ids = (await self._session.scalars(free.order_by(DocumentRow.created_at).limit(limit))).all()
         mine = update(DocumentRow).where(DocumentRow.id.in_(ids), DocumentRow.status.in_(statuses), _IS_FREE)
-        await self._changed(mine.values(lease_owner=process_id))
+        await changed(self._session, mine.values(lease_owner=process_id))
         taken = select(DocumentRow).where(DocumentRow.id.in_(ids), DocumentRow.lease_owner == process_id)
         return (await self._session.scalars(taken.order_by(DocumentRow.created_at))).all()
 
@@ -87,7 +82,7 @@ class Documents:
         the reply to an earlier claim was lost."""
         free = or_(_IS_FREE, DocumentRow.lease_owner == process_id)
         query = update(DocumentRow).where(DocumentRow.id == document_id, DocumentRow.status.in_(only_if), free)
-        return await self._changed(query.values(lease_owner=process_id, **values)) == 1
+        return await changed(self._session, query.values(lease_owner=process_id, **values)) == 1
 
     async def unfinished_of(self, process_id: str, statuses: Collection[str]) -> Sequence[DocumentRow]:
         """Those with one of these statuses that a process works on, by their rows."""
@@ -116,7 +111,7 @@ class Documents:
             query = query.where(DocumentRow.status.in_(only_if))
         if held_by is not None:
             query = query.where(DocumentRow.lease_owner == held_by)
-        return await self._changed(query) == 1
+        return await changed(self._session, query) == 1
 
     async def reset_snapshot_states(self, stale: Collection[str]) -> None:
         """What no process rebuilds is not being rebuilt: such states of ready documents become `absent`."""
@@ -162,7 +157,3 @@ class Documents:
         """How many there are of each status."""
         query = select(DocumentRow.status, func.count().label("n")).group_by(DocumentRow.status)
         return {row.status: row.n for row in await self._session.execute(query)}
-
-    async def _changed(self, query: Any) -> int:
-        result = await self._session.execute(query.execution_options(synchronize_session=False))
-        return cast("CursorResult[Any]", result).rowcount

@@ -1,14 +1,12 @@
 """Organizations, users and their keys."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
 
-from sqlalchemy import CursorResult, select, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.errors import AlreadyExists
 from service.db.people import KeyRow, OrganizationRow, UserRow
+from service.db.repositories.rows import changed, insert
 
 
 class People:
@@ -19,11 +17,7 @@ class People:
 
     async def add(self, row: OrganizationRow | UserRow | KeyRow) -> None:
         """Raises AlreadyExists when the id, or the name, is taken."""
-        self._session.add(row)
-        try:
-            await self._session.flush()
-        except IntegrityError as error:
-            raise AlreadyExists(row.id) from error
+        await insert(self._session, row, row.id)
 
     async def organization(self, name: str) -> OrganizationRow | None:
         return await self._session.scalar(select(OrganizationRow).where(OrganizationRow.name == name))
@@ -64,18 +58,14 @@ class People:
     async def revoke(self, key_id: str, now: float) -> bool:
         """False when there is no such key, or it was revoked before."""
         query = update(KeyRow).where(KeyRow.id == key_id, KeyRow.revoked_at.is_(None)).values(revoked_at=now)
-        return await self._changed(query) == 1
+        return await changed(self._session, query) == 1
 
     async def revoke_settings(self, now: float, *, but: str) -> None:
         """Revoke keys that the settings had before."""
         query = update(KeyRow).where(KeyRow.origin == "settings", KeyRow.id != but, KeyRow.revoked_at.is_(None))
-        await self._changed(query.values(revoked_at=now))
+        await changed(self._session, query.values(revoked_at=now))
 
     async def used(self, times: Mapping[str, float]) -> None:
         """When keys were used last."""
         for key_id, at in times.items():
-            await self._changed(update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=at))
-
-    async def _changed(self, query: Any) -> int:
-        result = await self._session.execute(query.execution_options(synchronize_session=False))
-        return cast("CursorResult[Any]", result).rowcount
+            await changed(self._session, update(KeyRow).where(KeyRow.id == key_id).values(last_used_at=at))

@@ -1,12 +1,12 @@
 """The processes that share a database: whose work is whose, and who is still there."""
 
 import time
-from typing import Any, cast
 
-from sqlalchemy import CursorResult, delete, select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.models import ProcessRow
+from service.db.repositories.rows import changed
 
 
 class Processes:
@@ -22,7 +22,7 @@ class Processes:
     async def beat(self, process_id: str) -> bool:
         """Count a sign of life. False: the process was given up."""
         query = update(ProcessRow).where(ProcessRow.id == process_id).values(beat=ProcessRow.beat + 1)
-        return await self._changed(query) == 1
+        return await changed(self._session, query) == 1
 
     async def beats(self) -> dict[str, int]:
         """How many signs of life each process has given."""
@@ -32,11 +32,7 @@ class Processes:
     async def remove(self, process_id: str, *, beat: int | None = None) -> bool:
         """Remove a process; with `beat`, only if it has given no other sign of life since."""
         query = delete(ProcessRow).where(ProcessRow.id == process_id)
-        return await self._changed(query if beat is None else query.where(ProcessRow.beat == beat)) == 1
+        return await changed(self._session, query if beat is None else query.where(ProcessRow.beat == beat)) == 1
 
     async def remove_all(self) -> None:
         await self._session.execute(delete(ProcessRow))
-
-    async def _changed(self, query: Any) -> int:
-        result = await self._session.execute(query.execution_options(synchronize_session=False))
-        return cast("CursorResult[Any]", result).rowcount

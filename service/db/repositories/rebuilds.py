@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
-from sqlalchemy import ColumnElement, CursorResult, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.models import DocumentRow, SessionDocumentRow, TurnRow
+from service.db.repositories.rows import changed
 
 STALE = "stale"
 """The `snapshot_state` of a document that is to be rebuilt in the background."""
@@ -48,14 +48,14 @@ class Rebuilds:
         """Ask for the rebuild of these; how many can be. What is being rebuilt already is left alone."""
         states = ("ready", "absent", STALE)
         query = update(DocumentRow).where(DocumentRow.id.in_(ids), DocumentRow.snapshot_state.in_(states))
-        return await self._changed(query.values(snapshot_state=STALE))
+        return await changed(self._session, query.values(snapshot_state=STALE))
 
     async def claim(self, document_id: str) -> bool:
         """Take a document to rebuild it; False when another process was first."""
         query = update(DocumentRow).where(
             DocumentRow.id == document_id, DocumentRow.snapshot_state.in_((STALE, "absent"))
         )
-        return await self._changed(query.values(snapshot_state="rebuilding")) == 1
+        return await changed(self._session, query.values(snapshot_state="rebuilding")) == 1
 
     async def _select(self, condition: ColumnElement[bool]) -> Sequence[Outdated]:
         asked = (
@@ -75,10 +75,6 @@ class Rebuilds:
         )
         rows = (await self._session.execute(query)).all()
         return [Outdated(id, title, n_tokens or 0, digest, at) for id, title, n_tokens, digest, at in rows]
-
-    async def _changed(self, query: Any) -> int:
-        result = await self._session.execute(query.execution_options(synchronize_session=False))
-        return cast("CursorResult[Any]", result).rowcount
 
 
 def _other_than(digests: Collection[str]) -> ColumnElement[bool]:

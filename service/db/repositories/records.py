@@ -6,6 +6,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.people import AuditRow, RepeatRow, UsageRow
+from service.db.repositories.rows import changed
 
 
 class Records:
@@ -42,15 +43,10 @@ class Records:
 
     async def add_tokens(self, user_id: str, day: int, tokens: int) -> None:
         """In a unit that is alone: nobody else adds a row meanwhile."""
-        before = await self.tokens(user_id, day)
-        if not before:
-            await self._session.execute(delete(UsageRow).where(UsageRow.user_id == user_id, UsageRow.day == day))
+        query = update(UsageRow).where(UsageRow.user_id == user_id, UsageRow.day == day)
+        if not await changed(self._session, query.values(tokens=UsageRow.tokens + tokens)):
             self._session.add(UsageRow(user_id=user_id, day=day, tokens=tokens))
             await self._session.flush()
-            return
-        query = update(UsageRow).where(UsageRow.user_id == user_id, UsageRow.day == day)
-        query = query.values(tokens=UsageRow.tokens + tokens)
-        await self._session.execute(query.execution_options(synchronize_session=False))
 
     async def forget(self, *, audit_before: float, repeats_before: float, usage_before: int) -> None:
         """Remove what is older."""

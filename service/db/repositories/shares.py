@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Select, delete, or_, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.errors import AlreadyExists
 from service.db.models import SessionDocumentRow
 from service.db.people import ShareRow, UserRow
+from service.db.repositories.rows import insert
 
 
 class Shares:
@@ -19,11 +18,7 @@ class Shares:
 
     async def add(self, row: ShareRow) -> None:
         """Raises AlreadyExists when it is shared with them already."""
-        self._session.add(row)
-        try:
-            await self._session.flush()
-        except IntegrityError as error:
-            raise AlreadyExists(row.subject) from error
+        await insert(self._session, row, row.subject)
 
     async def get(self, share_id: str) -> ShareRow | None:
         return await self._session.scalar(select(ShareRow).where(ShareRow.id == share_id))
@@ -33,11 +28,6 @@ class Shares:
 
     async def of_session(self, session_id: str) -> Sequence[ShareRow]:
         return await self._all(ShareRow.session_id == session_id)
-
-    async def with_subject(self, *, document_id: str | None, session_id: str | None, subject: str) -> ShareRow | None:
-        query = select(ShareRow).where(ShareRow.subject == subject)
-        target = ShareRow.document_id == document_id if document_id else ShareRow.session_id == session_id
-        return await self._session.scalar(query.where(target))
 
     async def remove(self, share_id: str) -> None:
         await self._session.execute(delete(ShareRow).where(ShareRow.id == share_id))

@@ -1,17 +1,20 @@
 """Turns of sessions: questions, answers, and which KV they left."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from sqlalchemy import CursorResult, and_, func, literal_column, or_, select, update
+from sqlalchemy import and_, func, literal_column, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import undefer
 
 from service.db.models import DocumentRow, ProcessRow, SessionRow, TurnRow
 from service.db.people import ShareRow
+from service.db.repositories.rows import changed
 
 _IN_CONTEXT = or_(TurnRow.status == "done", and_(TurnRow.status == "cancelled", TurnRow.kv_id.is_not(None)))
 _IS_FREE = or_(TurnRow.lease_owner.is_(None), TurnRow.lease_owner.not_in(select(ProcessRow.id)))
+# Written out, so that the index of running answers is used.
+_IS_RUNNING = literal_column("turns.status") == literal_column("'running'")
 
 
 class Turns:
@@ -51,7 +54,7 @@ class Turns:
     async def finish(self, answer_id: str, *, held_by: str, **values: Any) -> bool:
         """Set the columns of a turn that ended. False when it was removed meanwhile, or another process has it."""
         query = update(TurnRow).where(TurnRow.id == answer_id, TurnRow.lease_owner == held_by)
-        return await self._changed(query.values(lease_owner=None, **values)) == 1
+        return await changed(self._session, query.values(lease_owner=None, **values)) == 1
 
     async def is_running_elsewhere(self, session_id: str, process_id: str) -> bool:
         """Whether another process than this answers a question of the session, or did when it was lost."""
@@ -69,34 +72,30 @@ class Turns:
         """How many answers run in sessions of a user, and in those of links that the user made."""
         links = select(ShareRow.id).where(ShareRow.created_by == user_id, ShareRow.kind == "link")
         theirs = or_(SessionRow.owner_id == user_id, SessionRow.owner_id.in_(links))
-        running = literal_column("turns.status") == literal_column("'running'")
         query = select(func.count()).select_from(TurnRow).join(SessionRow, SessionRow.id == TurnRow.session_id)
-        return await self._session.scalar(query.where(running, theirs)) or 0
+        return await self._session.scalar(query.where(_IS_RUNNING, theirs)) or 0
 
     async def free(self, *, limit: int) -> list[tuple[TurnRow, str]]:
         """Running answers that no process carries, with the owners of their sessions."""
-        # Written out, so that the index of running answers is used.
-        running = literal_column("turns.status") == literal_column("'running'")
         query = select(TurnRow, SessionRow.owner_id).join(SessionRow, SessionRow.id == TurnRow.session_id)
-        rows = await self._session.execute(query.where(running, _IS_FREE).limit(limit))
+        rows = await self._session.execute(query.where(_IS_RUNNING, _IS_FREE).limit(limit))
         return [(row[0], row[1]) for row in rows]
 
     async def carried_by(self, process_id: str) -> list[tuple[TurnRow, str]]:
         """Running answers that a process carries, by their rows, with the owners of their sessions."""
-        running = literal_column("turns.status") == literal_column("'running'")
         query = select(TurnRow, SessionRow.owner_id).join(SessionRow, SessionRow.id == TurnRow.session_id)
-        rows = await self._session.execute(query.where(running, TurnRow.lease_owner == process_id))
+        rows = await self._session.execute(query.where(_IS_RUNNING, TurnRow.lease_owner == process_id))
         return [(row[0], row[1]) for row in rows]
 
     async def claim(self, answer_id: str, process_id: str) -> bool:
         """Make a running answer a process's own, unless another one that lives carries it."""
         query = update(TurnRow).where(TurnRow.id == answer_id, TurnRow.status == "running", _IS_FREE)
-        return await self._changed(query.values(lease_owner=process_id)) == 1
+        return await changed(self._session, query.values(lease_owner=process_id)) == 1
 
     async def follow(self, answer_id: str) -> None:
         """Say that somebody reads a running answer at another process than the one that carries it."""
         query = update(TurnRow).where(TurnRow.id == answer_id, TurnRow.status == "running")
-        await self._changed(query.values(followed=TurnRow.followed + 1))
+        await changed(self._session, query.values(followed=TurnRow.followed + 1))
 
     async def followed(self, answer_id: str) -> int:
         """How often that was said."""
@@ -108,7 +107,7 @@ class Turns:
         if session_id is not None:
             query = query.where(TurnRow.session_id == session_id)
         ended = {"status": "failed", "error_code": code, "error_detail": detail, "kv_id": None}
-        return await self._changed(query.values(**ended))
+        return await changed(self._session, query.values(**ended))
 
     async def unshared_kv(self, session_id: str) -> list[str]:
         """Ids of stored KV that only this session's turns use."""
@@ -131,7 +130,3 @@ class Turns:
             .where(TurnRow.kv_id.is_not(None))
         )
         return {kv_id: title for kv_id, title in await self._session.execute(query) if kv_id is not None}
-
-    async def _changed(self, query: Any) -> int:
-        result = await self._session.execute(query.execution_options(synchronize_session=False))
-        return cast("CursorResult[Any]", result).rowcount

@@ -19,7 +19,8 @@ SCORING_NBYTES = 64 << 20
 """Memory that scoring takes for a while at most, beside the keys: what `_PIECE` allows, several times over."""
 CANDIDATES = 64
 """Spans of which is said what each row of a question gives them: more than any budget holds."""
-_POWER = 0.7
+POWER = 0.7
+"""Of a row's probability of a span: see `figures_of_head`."""
 _PIECE = 1 << 21  # scores, or masses, computed at a time: memory stays bounded whatever the lengths
 _SLICE_TOKENS = 8192  # scored at a time by a processor, whose caches hold that many keys
 
@@ -100,7 +101,7 @@ class KeyIndex:
         attention, but do not count for their span. See `figures_of_head` for how rows and heads become one figure.
         Raises ValueError for another shape.
         """
-        return scores_among([self], queries, [resident])[0]
+        return looks_among([self], queries, [resident])[0].figures
 
     @torch.inference_mode()
     def masses(
@@ -201,13 +202,6 @@ def looks_among(
     return looks
 
 
-def scores_among(
-    indexes: Sequence[KeyIndex], queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
-) -> list[Tensor]:
-    """The figures of `looks_among`: for each document its float32 ``[n_spans]``."""
-    return [look.figures for look in looks_among(indexes, queries, resident)]
-
-
 def _figures(
     indexes: Sequence[KeyIndex], place: int, queries: Tensor, resident: Sequence[Sequence[tuple[int, int]]]
 ) -> tuple[Tensor, Tensor]:
@@ -259,7 +253,7 @@ def _rows(
     for q, total in zip(queries.flatten(0, 1).split(size), totals.flatten().split(size), strict=True):
         scores = (q.to(device, torch.float32) @ keys.T).masked_fill_(hidden, -torch.inf)
         logs = scores.unflatten(-1, (len(places), SPAN_TOKENS)).logsumexp(-1)
-        found.append((logs - total.to(device)[:, None]).exp().pow(_POWER).cpu())
+        found.append((logs - total.to(device)[:, None]).exp().pow(POWER).cpu())
     return torch.cat(found)
 
 
@@ -271,7 +265,7 @@ def figures_of_head(masses: Tensor) -> Tensor:
     question look at counts for more than one that a single word is sure of, and each head errs in its own way.
     docs/recall.md compares it with others.
     """
-    return masses.pow(_POWER).mean((-3, -2))
+    return masses.pow(POWER).mean((-3, -2))
 
 
 def _span_logs(scores: Tensor, span_tokens: int) -> Tensor:
