@@ -134,7 +134,7 @@ def _print_end(answer: dict[str, Any], names: dict[str, str]) -> None:
         return f"{names[part['document_id']]}, " if names else ""
 
     sys.stdout.write("\n")
-    for citation in answer["citations"]:
+    for citation in {(each["document_id"], each["page"], each["quote"]): each for each in answer["citations"]}.values():
         quote = " ".join(citation["quote"].split())
         label = f" ({citation['label']})" if citation.get("label") else ""
         sys.stdout.write(f'  {of(citation)}page {citation["page"]}{label}: "{quote}" ({citation["score"]:.2f})\n')

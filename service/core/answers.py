@@ -11,7 +11,7 @@ from service.core.access import usable_session
 from service.core.admission import Admission, Ticket
 from service.core.answer_run import ENGINE_RETRY_AFTER_S, AnswerRun, Job
 from service.core.citation_indexes import CitationIndexes
-from service.core.citations import Citation
+from service.core.citations import Cited
 from service.core.clock import Clock
 from service.core.following import POLL_S, Following
 from service.core.leases import Leases
@@ -237,20 +237,20 @@ class AnswerService:
     async def _run_and_keep(self, job: Job, stream: AnswerStream) -> TurnRow:
         outcome = await self._run.run(job, stream.add_text)
         if outcome.text and outcome.error is None:
-            outcome.citations = await self._cite(job, outcome)
+            outcome.cited = await self._cite(job, outcome)
         if outcome.started is not None:
             await through_outages(lambda: self._account(job, outcome), within_s=KEEP_S)
         _log.info("answer over", answer_id=job.answer_id, status=outcome.status, total_ms=round(outcome.total_ms))
         return await self._turns.finish(job, outcome, within_s=KEEP_S)
 
-    async def _cite(self, job: Job, outcome: Outcome) -> list[Citation]:
+    async def _cite(self, job: Job, outcome: Outcome) -> Cited:
         try:
             document_ids = [document.id for document in job.context.documents]
             cite = partial(self._indexes.cite, document_ids, job.question.text, outcome.text)
             return await through_outages(cite, within_s=KEEP_S)
         except Exception as error:  # an answer without citations is better than none
             _log.error("citing failed", answer_id=job.answer_id, exc_info=error)
-            return []
+            return Cited()
 
     async def _account(self, job: Job, outcome: Outcome) -> None:
         """Say which pages the answer stands on."""
@@ -266,7 +266,7 @@ class AnswerService:
         readings = context.readings(pages, outcome.spans)
         outcome.provenance = [part for reading in readings for part in reading.provenance()]
         if outcome.text:
-            outcome.notice = notice_of(readings, [(each.document_id, each.page) for each in outcome.citations])
+            outcome.notice = notice_of(readings, [(each.document_id, each.page) for each in outcome.cited.citations])
 
     def _abandon(self, running: _Running) -> None:
         running.work.add(asyncio.ensure_future(self._cancel_unless_followed(running)))

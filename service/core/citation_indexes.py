@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from service.core.citations import Citation, PageIndex, PageText, cite
+from service.core.citations import Cited, PageIndex, PageText, cite
 from service.db.engine import Database
 
 DEFAULT_BUDGET_NBYTES = 128 << 20
@@ -21,13 +21,14 @@ class JoinedPages:
     index: PageIndex
     places: list[tuple[str, int, str | None]]
 
-    def cite(self, question: str, answer: str) -> list[Citation]:
+    def cite(self, question: str, answer: str) -> Cited:
         found = cite(answer, self.index, document_id="", question=question)
-        return [
+        citations = [
             replace(citation, document_id=document_id, page=page, label=label)
-            for citation in found
+            for citation in found.citations
             for document_id, page, label in [self.places[citation.page]]
         ]
+        return replace(found, citations=citations)
 
 
 class CitationIndexes:
@@ -40,7 +41,7 @@ class CitationIndexes:
         self._kept: OrderedDict[tuple[str, ...], JoinedPages] = OrderedDict()
         self._locks: dict[tuple[str, ...], asyncio.Lock] = {}
 
-    async def cite(self, document_ids: Sequence[str], question: str, answer: str) -> list[Citation]:
+    async def cite(self, document_ids: Sequence[str], question: str, answer: str) -> Cited:
         """Citations of an answer from these documents (see `citations.cite`)."""
         pages = await self.pages_of(tuple(document_ids))
         return await asyncio.to_thread(pages.cite, question, answer)

@@ -4,7 +4,7 @@ work."""
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from service.core.citations import Citation
+from service.core.citations import Cited
 from service.core.provenance import Provenance
 from service.db.models import TurnRow
 from service.engine.messages import AnswerDone, AnswerStarted, SpanRef
@@ -30,7 +30,7 @@ class Outcome:
     error: ServiceError | None = None
     cancelled: bool = False
     rebuilt: Rebuilt | None = None
-    citations: list[Citation] = field(default_factory=list)
+    cited: Cited = field(default_factory=Cited)
     provenance: list[Provenance] = field(default_factory=list)
     notice: str | None = None
     queue_ms: float = 0.0
@@ -105,7 +105,8 @@ def columns_of(outcome: Outcome, n_document_tokens: int) -> dict[str, Any]:
         "finish_reason": outcome.finish_reason,
         "error_code": error.code if error else None,
         "error_detail": error.detail if error else None,
-        "citations": [asdict(citation) for citation in outcome.citations],
+        "citations": [asdict(citation) for citation in outcome.cited.citations],
+        "unsupported": [asdict(part) for part in outcome.cited.unsupported],
         "provenance": [asdict(part) for part in outcome.provenance],
         "notice": outcome.notice,
         "usage": usage_of(outcome, n_document_tokens),
@@ -114,13 +115,20 @@ def columns_of(outcome: Outcome, n_document_tokens: int) -> dict[str, Any]:
     }
 
 
+def citation_of(stored: dict[str, Any]) -> dict[str, Any]:
+    """A citation as clients see it; one that an earlier version stored says no places."""
+    places = {"answer_start": None, "answer_end": None, "page_start": None, "page_end": None}
+    return {**places, "attention": None, "label": None, **stored}
+
+
 def result_of(turn: TurnRow) -> dict[str, Any]:
     """The answer object of the REST contract, also the body of `done`."""
     return {
         "id": turn.id,
         "answer": turn.answer,
         "finish_reason": turn.finish_reason,
-        "citations": [{"label": None, **citation} for citation in turn.citations],
+        "citations": [citation_of(citation) for citation in turn.citations],
+        "unsupported": turn.unsupported or [],
         "provenance": turn.provenance,
         "notice": turn.notice,
         "usage": {"first_pass_tokens": 0, "second_pass_tokens": 0, **turn.usage},

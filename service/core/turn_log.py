@@ -146,6 +146,7 @@ def failed_turn(job: Job, code: str = INTERRUPTED, detail: str = INTERRUPTED_DET
 def closing_of(turn: TurnRow) -> list[StreamEvent]:
     """The events after the text of a turn. One that is not over, and runs nowhere, was interrupted."""
     if turn.status in ("done", "cancelled"):
-        return closing_events(turn.answer, turn.citations, "done", result_of(turn))
+        result = result_of(turn)
+        return closing_events(turn.answer, result["citations"], "done", result)
     code, detail = turn.error_code or INTERRUPTED, turn.error_detail or INTERRUPTED_DETAIL
     return closing_events(turn.answer, [], "error", error_of(code, detail))

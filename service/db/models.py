@@ -152,6 +152,7 @@ class TurnRow(Base):
     pending_ids: Mapped[bytes] = mapped_column(LargeBinary, default=b"", deferred=True)
     parameters: Mapped[dict] = mapped_column(default=dict)
     citations: Mapped[list] = mapped_column(default=list)
+    unsupported: Mapped[list] = mapped_column(default=list, server_default="[]")
     provenance: Mapped[list] = mapped_column(default=list)
     spans: Mapped[list] = mapped_column(default=list, server_default="[]")
     notice: Mapped[str | None] = mapped_column(default=None)

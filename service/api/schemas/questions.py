@@ -25,14 +25,29 @@ class QuestionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CitationBody(msgspec.Struct, frozen=True):
-    """`quote` is verbatim text of the page; `score` (0 to 1) how well the answer agrees with it. `label` is
-    the page's own name: a PDF's "iv", the heading that a page of another format starts under."""
+    """`quote` is verbatim text of the page, its characters `page_start` to `page_end`; the sentence of the answer that
+    it supports is characters `answer_start` to `answer_end`: Unicode code points from 0, the end left out; null in
+    answers from before there were places. `score` (0 to 1) says how well the sentence agrees with the quote,
+    `attention` (0 to 1) how much of the sentence's attention to the documents fell on the page; null where it was not
+    measured. `label` is the page's own name: a PDF's "iv", the heading that a page of another format starts under."""
 
     document_id: str
     page: int
     quote: str
     score: float
+    answer_start: int | None = None
+    answer_end: int | None = None
+    page_start: int | None = None
+    page_end: int | None = None
+    attention: float | None = None
     label: str | None = None
+
+
+class UnsupportedBody(msgspec.Struct, frozen=True):
+    """Characters `start` to `end` of the answer: Unicode code points from 0, the end left out."""
+
+    start: int
+    end: int
 
 
 class ProvenanceBody(msgspec.Struct, frozen=True):
@@ -81,13 +96,15 @@ class TimingsBody(msgspec.Struct, frozen=True):
 
 
 class AnswerBody(msgspec.Struct, frozen=True):
-    """The answer, also the body of the event `done`. `finish_reason`: `stop`, `length`, `cancelled`. `notice` is a
-    sentence when the answer rests mainly on pages that were not read word for word."""
+    """The answer, also the body of the event `done`. `finish_reason`: `stop`, `length`, `cancelled`. `unsupported` are
+    its sentences that were found nowhere in the documents. `notice` is a sentence when the answer rests mainly on pages
+    that were not read word for word."""
 
     id: str
     answer: str
     finish_reason: str | None
     citations: list[CitationBody]
+    unsupported: list[UnsupportedBody]
     provenance: list[ProvenanceBody]
     notice: str | None
     usage: UsageBody

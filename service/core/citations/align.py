@@ -7,14 +7,13 @@ verbatim quote.
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.core.citations.index import PageIndex
-from service.core.citations.text import sentences, units
+from service.core.citations.text import units
 
 MIN_SCORE = 0.5
 _MIN_INFORMATION = 0.8
@@ -37,20 +36,8 @@ _REFUSAL = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Citation:
-    """Where a sentence of an answer comes from; `quote` is verbatim text of the page, `score` in [0, 1]. `label` is the
-    page's own name, where it has one."""
-
-    document_id: str
-    page: int
-    quote: str
-    score: float
-    label: str | None = None
-
-
 @dataclass(slots=True)
-class _Pattern:
+class Pattern:
     """What to look for: weights of unit ids and of pairs of them; `total` also counts what no page holds."""
 
     unit_weights: dict[int, float] = field(default_factory=dict)
@@ -59,7 +46,7 @@ class _Pattern:
     pair_total: float = 0.0
 
     @classmethod
-    def of(cls, text: str, index: PageIndex) -> "_Pattern":
+    def of(cls, text: str, index: PageIndex) -> "Pattern":
         pattern = cls()
         rarest = math.log1p(index.n_sentences)
         weights: dict[str, float] = {}
@@ -90,9 +77,9 @@ class _Pattern:
         if a is not None and b is not None:
             self.pair_weights[a, b] = weight
 
-    def without(self, matched: "_Match") -> "_Pattern":
+    def without(self, matched: "Match") -> "Pattern":
         """The pattern less what a passage already holds, against the same totals."""
-        return _Pattern(
+        return Pattern(
             {u: w for u, w in self.unit_weights.items() if u not in matched.units},
             {p: w for p, w in self.pair_weights.items() if p not in matched.pairs},
             self.unit_total,
@@ -120,7 +107,7 @@ class _Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class _Match:
+class Match:
     """Sentences `first` through `last` of one page, what of the pattern they hold, and the score of that."""
 
     first: int
@@ -130,13 +117,13 @@ class _Match:
     score: float
 
 
-def _match(pattern: _Pattern, index: PageIndex, first: int, last: int) -> _Match:
+def _match(pattern: Pattern, index: PageIndex, first: int, last: int) -> Match:
     held_units = frozenset(u for u in pattern.unit_weights if _between(index.sentences_with(u), first, last))
     held_pairs = frozenset(p for p in pattern.pair_weights if _between(index.sentences_with_pair(*p), first, last))
     score = pattern.scale(
         sum(pattern.unit_weights[u] for u in held_units), sum(pattern.pair_weights[p] for p in held_pairs)
     )
-    return _Match(first, last, held_units, held_pairs, score)
+    return Match(first, last, held_units, held_pairs, score)
 
 
 def _between(numbers: NDArray[np.int64], first: int, last: int) -> bool:
@@ -144,7 +131,7 @@ def _between(numbers: NDArray[np.int64], first: int, last: int) -> bool:
     return at < len(numbers) and int(numbers[at]) <= last
 
 
-def _best(pattern: _Pattern, index: PageIndex, hint: NDArray[np.float64]) -> _Match | None:
+def _best(pattern: Pattern, index: PageIndex, hint: NDArray[np.float64]) -> Match | None:
     """The passage that ranks first: a sentence, grown by neighbours on its page as long as they add
     enough."""
     if not pattern.unit_weights or not index.n_sentences:
@@ -164,36 +151,29 @@ def _best(pattern: _Pattern, index: PageIndex, hint: NDArray[np.float64]) -> _Ma
     return match
 
 
-def _passages(text: str, index: PageIndex, hint: NDArray[np.float64]) -> Iterator[tuple[_Match, float]]:
-    """Passages that together hold a sentence, each with the score of all: one, or two when it joins two
-    places."""
-    pattern = _Pattern.of(text, index)
+def passages(text: str, index: PageIndex, hint: NDArray[np.float64]) -> tuple[list[Match], float] | None:
+    """Passages that together hold a sentence, one, or two when it joins two places, and the score of all. None for a
+    sentence that says too little to point anywhere, or that the document has no answer; no passages where none holds
+    it well enough."""
+    pattern = Pattern.of(text, index)
     if pattern.unit_total < _MIN_INFORMATION * math.log1p(index.n_sentences):
-        return
+        return None
+    refuses = bool(_REFUSAL.search(text))
     match = _best(pattern, index, hint)
     if match is None:
-        return
+        return None if refuses else ([], 0.0)
     found, score = [match], match.score
     if score < 1 - _SECOND_PART:
         rest = _best(pattern.without(match), index, hint)
         if rest is not None and rest.pairs and rest.score >= _SECOND_PART:
             found.append(rest)
             score += rest.score
-    if score < MIN_SCORE or (score < 0.9 and _REFUSAL.search(text)):
-        return
-    yield from ((m, score) for m in found)
+    score = min(score, 1.0)
+    if score < 0.9 and refuses:
+        return None
+    return (found, score) if score >= MIN_SCORE else ([], score)
 
 
-def cite(answer: str, index: PageIndex, *, document_id: str, question: str = "") -> list[Citation]:
-    """Citations of an answer, in its order, each passage once.
-
-    Nothing for sentences that say the document has no answer, that carry too little to point anywhere, or
-    that no passage supports well enough.
-    """
-    hint = _QUESTION_SHARE * _Pattern.of(question, index).scores(index)
-    found: dict[tuple[int, str], float] = {}
-    for start, end in sentences(answer):
-        for match, score in _passages(answer[start:end], index, hint):
-            quote = index.quote(match.first, match.last)
-            found[quote] = max(score, found.get(quote, 0.0))
-    return [Citation(document_id, page, text, round(min(score, 1.0), 3)) for (page, text), score in found.items()]
+def hint_of(question: str, index: PageIndex) -> NDArray[np.float64]:
+    """What the question's words add to each sentence of the document in the ranking."""
+    return _QUESTION_SHARE * Pattern.of(question, index).scores(index)

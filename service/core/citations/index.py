@@ -19,10 +19,12 @@ class PageText(NamedTuple):
 
 
 class Quote(NamedTuple):
-    """Verbatim text of one page."""
+    """Verbatim text of one page, its characters `start` to `end`."""
 
     page: int
     text: str
+    start: int
+    end: int
 
 
 class _Postings:
@@ -113,5 +115,5 @@ class PageIndex:
     def quote(self, first: int, last: int) -> Quote:
         """The text from sentence `first` through `last`, which are on one page."""
         position, start, _ = self._spans[first]
-        page = self._pages[position]
-        return Quote(page.number, page.text[start : self._spans[last][2]])
+        page, end = self._pages[position], self._spans[last][2]
+        return Quote(page.number, page.text[start:end], start, end)

@@ -64,10 +64,16 @@ async def test_a_question_and_its_answer(client, engine, session_id, document_id
     assert response.status_code == 200
     answer = response.json()
     assert list(answer) == [
-        "id", "answer", "finish_reason", "citations", "provenance", "notice", "usage", "cache", "timings",
+        "id", "answer", "finish_reason", "citations", "unsupported", "provenance", "notice", "usage", "cache",
+        "timings",
     ]  # fmt: skip
     assert answer["answer"] == "The fee is 1,275 pounds."
     assert [(c["page"], c["document_id"]) for c in answer["citations"]] == [(1, document_id)]
+    (citation,) = answer["citations"]
+    page = (await client.get(f"/v1/documents/{document_id}/pages/1")).json()
+    assert page["text"][citation["page_start"] : citation["page_end"]] == citation["quote"]
+    assert answer["answer"][citation["answer_start"] : citation["answer_end"]] == "The fee is 1,275 pounds."
+    assert answer["unsupported"] == []
     assert response.headers["location"].endswith(f"/questions/{answer['id']}/events")
     assert answer["usage"]["reused_tokens"] == answer["usage"]["document_tokens"]
 

@@ -19,8 +19,12 @@ async def test_answer_has_every_field_of_the_contract(world) -> None:
     assert answer["answer"] == "The fee is 1,275 pounds."
     assert answer["finish_reason"] == "stop"
     assert answer["citations"] == [
-        {"document_id": "doc_1", "page": 1, "quote": "The fee is 1,275 pounds.", "score": 1.0, "label": None}
-    ]
+        {
+            "document_id": "doc_1", "page": 1, "quote": "The fee is 1,275 pounds.", "score": 1.0,
+            "answer_start": 0, "answer_end": 24, "page_start": 40, "page_end": 64, "attention": None, "label": None,
+        }
+    ]  # fmt: skip
+    assert answer["unsupported"] == []
     assert answer["provenance"] == [{"document_id": "doc_1", "first_page": 1, "last_page": 1, "mode": "verbatim"}]
     assert answer["notice"] is None
     assert answer["usage"] == {

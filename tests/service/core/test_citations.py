@@ -35,7 +35,7 @@ def index() -> PageIndex:
 
 
 def ask(index: PageIndex, answer: str, question: str = "") -> list[Citation]:
-    return cite(answer, index, document_id="doc_1", question=question)
+    return cite(answer, index, document_id="doc_1", question=question).citations
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,39 @@ def test_a_sentence_that_joins_two_places_cites_both(index: PageIndex) -> None:
     assert {c.page for c in ask(index, answer)} == {1, 3}
 
 
-def test_each_passage_is_cited_once(index: PageIndex) -> None:
+def test_each_passage_is_cited_once_for_a_sentence(index: PageIndex) -> None:
     answer = "The landlord is Orla Fennimore. The tenant is Bram Oyelaran. Orla Fennimore is the landlord."
-    assert len(ask(index, answer)) == 1
+    found = ask(index, answer)
+    assert {c.quote for c in found} == {PAGES[0].text.split("\n", 1)[1]}
+    assert [answer[c.answer_start : c.answer_end] for c in found] == [f"{s}." for s in answer[:-1].split(". ")]
+
+
+WIDE = PageText(
+    1,
+    "🏛️ 序言 — préambule\n"
+    "𠮷田さんは毎月5日に家賃を払う。 The 🐈 costs 1,275 pounds 👩‍👩‍👧 a year. 合同有效期为三年。\nE\u0301té est fini.",
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence", "quote"),
+    [
+        ("👍🏽! The 🐈 costs 1,275 pounds.", "The 🐈 costs 1,275 pounds.", "The 🐈 costs 1,275 pounds 👩‍👩‍👧 a year."),
+        ("👍 好的。合同有效期三年。", "合同有效期三年。", "合同有效期为三年。"),
+        ("😀\n\n𠮷田さんは家賃を払う。", "𠮷田さんは家賃を払う。", "𠮷田さんは毎月5日に家賃を払う。"),
+    ],
+)
+def test_places_count_code_points(answer: str, sentence: str, quote: str) -> None:
+    (citation,) = ask(PageIndex([WIDE]), answer)
+    assert answer[citation.answer_start : citation.answer_end] == sentence
+    assert WIDE.text[citation.page_start : citation.page_end] == citation.quote == quote
+
+
+def test_a_sentence_that_is_nowhere_is_said_to_be(index: PageIndex) -> None:
+    answer = "The landlord is Orla Fennimore. Photosynthesis converts sunlight into energy. Yes. It does not say."
+    found = cite(answer, index, document_id="doc_1")
+    assert [answer[r.start : r.end] for r in found.unsupported] == ["Photosynthesis converts sunlight into energy."]
+    assert [answer[c.answer_start : c.answer_end] for c in found.citations] == ["The landlord is Orla Fennimore."]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +139,9 @@ def test_documents_with_next_to_no_text(pages: list[PageText]) -> None:
 def test_any_text_gives_verbatim_quotes_and_scores_in_range(texts: list[str], answer: str) -> None:
     pages = [PageText(n, text) for n, text in enumerate(texts, 1)]
     for citation in ask(PageIndex(pages), answer, answer):
-        assert citation.quote in pages[citation.page - 1].text
+        assert citation.quote == pages[citation.page - 1].text[citation.page_start : citation.page_end]
+        assert citation.quote
+        assert answer[citation.answer_start : citation.answer_end].strip()
         assert 0 <= citation.score <= 1
 
 
