@@ -1,11 +1,16 @@
-"""What came of the cases, as lines and as the tables of docs/faults.md."""
+"""What came of the cases, as lines and as the tables of docs/faults.md.
+
+python -m tests.chaos.report FILE ...    add to the page what runs with `--json FILE` saw, on whatever machine
+"""
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +25,7 @@ HEADER = (
     "a round",
 )  # fmt: skip
 _WRITING = threading.Lock()
+_FIGURES = ("n_rounds", "n_read_again", "seconds", "failure")
 
 
 def line_of(case: str, tally: Tally) -> str:
@@ -35,18 +41,52 @@ def line_of(case: str, tally: Tally) -> str:
 def write(case: str, tally: Tally, arguments: argparse.Namespace) -> None:
     """Add rounds of a case to its row in the table, as long as versions and machine are those of the table; otherwise
     that begins anew. The row of a case that failed goes: it is counted anew once that is put right."""
+    with _WRITING:
+        _write_row(_section(arguments), _head(arguments), case, tally)
+
+
+def save(case: str, tally: Tally, arguments: argparse.Namespace) -> None:
+    """The same as a line of `arguments.json`, which several runs at once may have in parts."""
+    seen = {"told": dict(tally.seen.told), "n_answers": tally.seen.n_answers, "longest_s": tally.seen.longest_s}
+    own = {name: getattr(tally, name) for name in _FIGURES}
+    line = {"section": _section(arguments), "head": _head(arguments), "case": case, "seen": seen, **own}
+    with _WRITING, arguments.json.open("a") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def merged(lines: Iterable[str]) -> dict[tuple[str, str, str], Tally]:
+    """By section of the page, its head and case, the sum of what was saved."""
+    tallies: dict[tuple[str, str, str], Tally] = {}
+    for line in map(json.loads, lines):
+        seen = line["seen"] | {"told": Counter(line["seen"]["told"])}
+        tally = Tally(**{name: line[name] for name in _FIGURES}, seen=Seen(**seen))
+        tallies.setdefault((line["section"], line["head"], line["case"]), Tally()).add(tally)
+    return tallies
+
+
+def main(paths: Iterable[str]) -> int:
+    """The exit status: 1 when a case failed."""
+    tallies = merged(line for path in paths for line in Path(path).read_text().splitlines())
+    for (section, head, case), tally in tallies.items():
+        print(line_of(case, tally))
+        _write_row(section, head, case, tally)
+    return int(any(tally.failure for tally in tallies.values()))
+
+
+def _section(arguments: argparse.Namespace) -> str:
+    return f"faults{' with a model' if arguments.model else ''}{' of 30 s' if arguments.stall >= 30 else ''}"
+
+
+def _write_row(section: str, head: str, case: str, tally: Tally) -> None:
     from benchmarks.bench_report import table, write_section  # it loads torch, which tests do not need
 
-    section = f"faults{' with a model' if arguments.model else ''}{' of 30 s' if arguments.stall >= 30 else ''}"
-    with _WRITING:
-        head = _head(arguments)
-        rows = _rows(section, head)
-        if before := rows.pop(f"`{case}`", None):
-            tally = added(tally, before)
-        if not tally.failure:
-            rows[f"`{case}`"] = row_of(case, tally)
-        ordered = [rows[f"`{name}`"] for name in FAULTS if f"`{name}`" in rows]
-        write_section(section, f"{head}\n\n{table(HEADER, ordered)}", PAGE)
+    rows = _rows(section, head)
+    if before := rows.pop(f"`{case}`", None):
+        tally = added(tally, before)
+    if not tally.failure:
+        rows[f"`{case}`"] = row_of(case, tally)
+    ordered = [rows[f"`{name}`"] for name in FAULTS if f"`{name}`" in rows]
+    write_section(section, f"{head}\n\n{table(HEADER, ordered)}", PAGE)
 
 
 def _told(tally: Tally) -> str:
@@ -100,3 +140,7 @@ def _said(*command: str) -> str:
     if "v=" in text:
         return "Redis " + text.split("v=")[1].split()[0]
     return text.replace("postgres (PostgreSQL)", "PostgreSQL").split("(")[0].strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

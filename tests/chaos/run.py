@@ -1,12 +1,13 @@
 """`make chaos`: hurt an installation at random moments, and see whether anything is lost or wrong.
 
     python -m tests.chaos.run [--times 20] [--case kill_worker ...] [--seed 1] [--apis 2] [--workers 2] [--worlds 1]
-                              [--model DIRECTORY] [--stall 3] [--write]
+                              [--model DIRECTORY] [--stall 3] [--write] [--json FILE]
 
 Real processes on this machine, with a fake engine whose answers follow from the stored bytes (or with the torch engine
 and a model), and with scaled times. In each round visitors upload documents, ask about them and about older ones, and
 delete some, while a fault happens; each answer must be that of a reference which nothing happens to, and each refusal
-must say that it is worth trying again. `--write` puts what was seen into docs/faults.md.
+must say that it is worth trying again. `--write` puts what was seen into docs/faults.md; `--json` into lines of a file,
+which `python -m tests.chaos.report` adds to that page elsewhere.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import psutil
 
 from tests.chaos.cases import FAULTS, WORST
 from tests.chaos.chaos import Chaos, Tally
-from tests.chaos.report import line_of, write
+from tests.chaos.report import line_of, save, write
 from tests.chaos.world import World
 
 VISIT_OF_A_MODEL_S = 20.0
@@ -77,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="", help="the torch engine with this model, and only the worst cases")
     parser.add_argument("--stall", type=float, default=3.0, help="seconds for which a server stands still")
     parser.add_argument("--write", action="store_true", help="write what was seen to docs/faults.md")
+    parser.add_argument("--json", type=Path, help="add what was seen to the lines of this file")
     return parser.parse_args()
 
 
@@ -112,6 +114,8 @@ def _in_world(chaos: Chaos, plan: Plan) -> bool:
             print(line_of(case, tally), flush=True)
             if plan.arguments.write:
                 write(case, latest, plan.arguments)
+            if plan.arguments.json:
+                save(case, latest, plan.arguments)
         if latest.failure:
             return False
 

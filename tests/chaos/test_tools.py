@@ -1,5 +1,6 @@
 """What faults are made with does what it says: a clock that is moved, connections that break, figures that add up."""
 
+import argparse
 import os
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from tests.chaos.asking import Seen
 from tests.chaos.chaos import Tally
 from tests.chaos.clocks import MovableClock
-from tests.chaos.report import added, row_of
+from tests.chaos.report import added, merged, row_of, save
 from tests.chaos.wire import Wire
 
 ASK = "import sys, time\nfor line in sys.stdin: print(time.time(), time.time_ns(), time.monotonic(), flush=True)"
@@ -118,3 +119,19 @@ def test_figures_of_several_runs_add_up() -> None:
     twice = row_of("kill_redis", added(Tally(2, 0, 30.0, Seen(Counter({"503 engine_lost": 1}), 12, 4.0)), row))
     assert twice[2:] == ["4", "22", "3 × 503 engine_lost, 1 × stream: engine_lost", "1", "4.0 s", "12.5 s"]
     assert row_of("kill_redis", Tally(1, 0, 1.0))[4] == "nothing"
+
+
+def test_what_several_runs_saved_adds_up(tmp_path: Path) -> None:
+    run = argparse.Namespace(model="", stall=3.0, apis=2, workers=2, json=tmp_path / "seen.jsonl")
+    seen = Seen(Counter({"503 engine_lost": 1}), 6, 2.0)
+    save("kill_redis", Tally(1, 0, 10.0, seen), run)
+    save("kill_api", Tally(0, 0, 5.0, failure="a wrong answer"), run)
+    run.stall = 30.0
+    save("kill_redis", Tally(1, 1, 40.0, seen), run)
+    run.stall = 3.0
+    save("kill_redis", Tally(2, 0, 20.0, seen), run)
+    found = {key[::2]: tally for key, tally in merged(run.json.read_text().splitlines()).items()}
+    redis = found["faults", "kill_redis"]
+    assert (redis.n_rounds, redis.seconds, redis.seen) == (3, 30.0, Seen(Counter({"503 engine_lost": 2}), 12, 2.0))
+    assert found["faults of 30 s", "kill_redis"].n_read_again == 1
+    assert found["faults", "kill_api"].failure == "a wrong answer"
