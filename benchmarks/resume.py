@@ -80,7 +80,7 @@ def rows(figures: dict, arguments: argparse.Namespace) -> list[tuple[str, str, s
             "at least 1x",
         ),
         (
-            f"decode, one session, {dtype}, in turns with stock",
+            f"decode, one session, {dtype}, blocks of steps in turns with stock",
             f"{1 / one:.1f} tok/s",
             f"bound by memory {bound:.0f} tok/s",
             f"stock {dtype} {1 / stock_one:.1f}: **{stock_one / one:.2f}x**, n={len(pair['one'])}",

@@ -3,6 +3,7 @@
 import click
 
 from service.cli.output import expected_errors
+from service.collector import starting
 
 
 @click.command()
@@ -12,9 +13,10 @@ from service.cli.output import expected_errors
 @expected_errors
 def serve(host: str | None, port: int | None, allow_remote: bool) -> None:
     """Serve the REST API until SIGTERM or Ctrl-C."""
-    from service.cli.config import read_settings
-    from service.cli.local import check_start
-    from service.serve import run
+    with starting():
+        from service.cli.config import read_settings
+        from service.cli.local import check_start
+        from service.serve import run
 
     settings = read_settings(host=host, port=port, allow_remote=allow_remote or None)
     check_start(settings)

@@ -5,6 +5,7 @@ import asyncio
 import click
 
 from service.cli.output import expected_errors
+from service.collector import starting
 
 
 @click.command()
@@ -23,8 +24,9 @@ def worker(check: bool) -> None:
 
         click.echo(asyncio.run(check_worker(settings)))
         return
-    from service.core.worker import run_worker
-    from service.logs import configure_logging
+    with starting():
+        from service.core.worker import run_worker
+        from service.logs import configure_logging
 
     configure_logging(settings)
     asyncio.run(run_worker(settings))

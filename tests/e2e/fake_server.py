@@ -11,14 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from service.core.adapters import Given
-from service.core.prompts import fake_prompts, load_prompts
-from service.core.snapshot_tier import tier_config
-from service.engine.factory import EngineConfig
-from service.engine.remote.supervisor import EngineSupervisor
-from service.logs import configure_logging
-from service.serve import make_server
-from service.settings import Settings
+from service.collector import starting
+
+with starting():
+    from service.core.adapters import Given
+    from service.core.prompts import fake_prompts, load_prompts
+    from service.core.snapshot_tier import tier_config
+    from service.engine.factory import EngineConfig
+    from service.engine.remote.supervisor import EngineSupervisor
+    from service.logs import configure_logging
+    from service.serve import make_server
+    from service.settings import Settings
 
 
 async def serve(options: dict[str, Any]) -> None:

@@ -1,7 +1,11 @@
 """Read a GGUF file: its tensors dequantized to float32, its tokenizer rebuilt, both by transformers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
+import gguf
 import torch
 
 from service.engine.models.errors import SourceRefused
@@ -28,7 +32,7 @@ def read_gguf(path: Path, progress: Progress) -> Source:
         "local_files_only": True,
     }
     progress("reading", 0, 3)
-    with quiet_transformers():
+    with quiet_transformers(), _parsed_once():
         try:
             config = AutoConfig.from_pretrained(**place)
             check_architecture(config)
@@ -51,3 +55,15 @@ def read_gguf(path: Path, progress: Progress) -> Source:
         tokenizer=tokenizer,
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
     )
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """transformers parses the whole file for the configuration, twice for the tokenizer and for the weights, and makes
+    the table of tensor names for every module of the model: seconds each time, and always the same."""
+    reader, names = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = cache(reader), cache(names)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader, names

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cache_store.errors import CacheStoreError
+from service.collector import starting
 from service.engine.factory import EngineConfig, open_host
 from service.engine.messages import PROTOCOL_VERSION
 from service.engine.models.errors import ModelError
@@ -166,7 +167,8 @@ def main() -> int:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         config = msgspec.json.decode(arguments.config.read_bytes(), type=EngineConfig)
-        host = open_host(config)
+        with starting():
+            host = open_host(config)
     except Exception as error:
         log.error("the engine cannot start: %s", error, exc_info=not isinstance(error, _FORESEEN))
         return wire.EXIT_CONFIG
