@@ -185,8 +185,8 @@ def seconds(what: Callable[[], object]) -> float:
 
 
 def block(step: Callable[[], object]) -> list[float]:
-    """Seconds of each of some steps in a row, as an answer is decoded; the first ones, which fetch again what the other's
-    steps put out of the caches, are not counted."""
+    """Seconds of each of some steps in a row, as an answer is decoded; the first ones, which fetch again what the
+    other's steps put out of the caches, are not counted."""
     return [seconds(step) for _ in range(N_WARM + N_BLOCK)][N_WARM:]
 
 

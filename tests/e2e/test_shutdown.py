@@ -27,7 +27,6 @@ def read_all(server: Server, session_id: str, started: threading.Barrier) -> lis
         return events + list(arriving)
 
 
-@pytest.mark.alone
 def test_sigterm_with_open_streams_ends_within_ten_seconds_and_keeps_everything(server: Server):
     document = server.ready(DOCUMENT)
     sessions = [server.session(document["id"]) for _ in range(N_STREAMS)]
@@ -58,7 +57,6 @@ def test_sigterm_with_open_streams_ends_within_ten_seconds_and_keeps_everything(
         assert files_below(server.store / name) == []
 
 
-@pytest.mark.alone
 def test_sigterm_in_a_prefill_keeps_the_journal(server: Server):
     long = b"".join(b"Plot %d is let for %d pounds a year.\n\n" % (i, 17 * i) for i in range(150))
     document_id = server.upload(long)["id"]

@@ -77,15 +77,3 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     assert demo.returncode == 1
     assert "--dir" in out
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
-
-
-@pytest.mark.model
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_whole_story_with_the_demo_model(tmp_path):
-    demo = start(tmp_path / "run", PREREAD_MODEL=os.environ["PREREAD_TEST_MODEL"])
-    out, _ = demo.communicate(timeout=580)
-    assert demo.returncode == 0, out
-    assert "All answers are right" in out
-    assert "\x1b" not in out
-    assert processes_of(tmp_path) == []
