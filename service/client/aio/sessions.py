@@ -1,0 +1,56 @@
+"""AsyncSessions."""
+
+from collections.abc import AsyncIterator
+
+from service.client import calls
+from service.client.aio.shares import AsyncShares
+from service.client.aio.transport import AsyncTransport
+from service.client.models import Session, SessionDetail, SessionList
+
+
+class AsyncSessions:
+    """`client.sessions`. Every method raises PrereadError; those that take an id NotFound."""
+
+    def __init__(self, transport: AsyncTransport) -> None:
+        self._transport = transport
+        self.shares = AsyncShares(transport, "sessions")
+
+    async def create(self, document_ids: str | list[str], *, title: str = "", instructions: str = "") -> Session:
+        """Begin a conversation about one document or several. `instructions`: how answers are wanted; they are read
+        with every question. Raises Conflict when one is not ready, Invalid, TooLong."""
+        ids = [document_ids] if isinstance(document_ids, str) else list(document_ids)
+        return await self._transport.send(calls.create_session(ids, title, instructions))
+
+    async def list(self, *, shared: bool = False, page_size: int = 100) -> AsyncIterator[Session]:
+        """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see."""
+        after = None
+        while True:
+            some = await self.list_some(limit=page_size, after=after, shared=shared)
+            for each in some.data:
+                yield each
+            if not some.has_more or not some.data:
+                return
+            after = some.data[-1].id
+
+    async def list_some(self, *, limit: int = 20, after: str | None = None, shared: bool = False) -> SessionList:
+        """`limit` of them (at most 100), behind the one with the id `after`."""
+        return await self._transport.send(calls.list_sessions(limit, after, shared))
+
+    async def get(self, session_id: str) -> SessionDetail:
+        """One session with its turns."""
+        return await self._transport.send(calls.get_session(session_id))
+
+    async def fork(
+        self,
+        session_id: str,
+        *,
+        after_turn: str | None = None,
+        title: str | None = None,
+        instructions: str | None = None,
+    ) -> SessionDetail:
+        """A new session with the same turns, through `after_turn` if that is given. Nothing is computed."""
+        return await self._transport.send(calls.fork_session(session_id, after_turn, title, instructions))
+
+    async def delete(self, session_id: str) -> None:
+        """Remove it and its turns; a running answer ends."""
+        await self._transport.send(calls.delete_session(session_id))
