@@ -8,7 +8,7 @@ MODEL := $(DATA)/models/demo
 ADAPTER := examples/demo_model/adapter/adapter_model.safetensors
 MADE_OF := adapter.cksum
 
-.PHONY: setup model demo serve servers test storms chaos check kernels bench clean
+.PHONY: setup model demo serve servers test storms chaos check kernels docs bench clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -39,6 +39,10 @@ check: setup
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
 	$(PY) scripts/size_budget.py
+
+# Pages that are made from the code: the REST reference, the settings, .env.example.
+docs: $(VENV)/.run
+	$(PY) scripts/write_docs.py
 
 # Tests of the card's engine without a card: its kernels in Triton's interpreter, and compiled for every architecture.
 kernels: setup

@@ -71,6 +71,7 @@ def create_app(
             version="1",
             # None, on a server without keys; or one.
             security=[{}, {"key": []}],
+            use_handler_docstrings=True,
             components=Components(security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}),
             openapi_router=Router("/schema", route_handlers=[], include_in_schema=False, after_request=_found),
             render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],

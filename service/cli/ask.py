@@ -1,13 +1,14 @@
-"""`preread ask`: a file, questions, answers, and no server."""
+"""`preread ask`: a file, questions, answers; no server, or another machine's."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from service.cli.output import err, expected_errors, json_option, print_json, retention_option
+from service.cli.answers import show_end, show_question, show_session, show_text
+from service.cli.output import expected_errors, json_option, print_json, retention_option
+from service.cli.remote import current_remote
 
 
 @click.command()
@@ -39,14 +40,20 @@ def ask(
 ) -> None:
     """Answer QUESTIONS about FILE, each one a follow-up of those before.
 
-    FILE is a path, or the id of a document that was read before. Answers and citations go to standard output.
+    FILE is a path, or the id of a document that was read before. Answers and citations go to standard output. With
+    `preread --server URL ask ...` that server reads the file and answers.
     """
     files = (file, *others)
     for each in files:
         if not each.startswith("doc_") and not Path(each).is_file():
             raise click.UsageError(f"There is no file {each!r}.")
     how = {"password": password, "retention": retention}
-    result = asyncio.run(_ask(files, questions, session_id, how, as_json, parameters))
+    if (remote := current_remote()) is not None:
+        from service.cli.remote_ask import ask_server
+
+        result = ask_server(remote, files, questions, session_id, how, as_json, parameters)
+    else:
+        result = asyncio.run(_ask(files, questions, session_id, how, as_json, parameters))
     if as_json:
         print_json(result)
 
@@ -73,20 +80,33 @@ async def _ask(
         names = dict(zip(ids, files, strict=True)) if len(ids) > 1 else {}
         answers = [await _answer(services, session_id, question, names, quiet) for question in wanted]
         if not quiet:
-            err.print(f"Go on with: --session {session_id}", style="dim", markup=False)
+            show_session(session_id)
         documents = [await described(services, document_id) for document_id in ids]
-        shown = {"document": documents[0]} if len(ids) == 1 else {"documents": documents}
-        return {**shown, "session_id": session_id, "answers": answers}
+        return result_of(documents, session_id, answers)
+
+
+def result_of(documents: list[Any], session_id: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """What --json prints."""
+    shown = {"document": documents[0]} if len(documents) == 1 else {"documents": documents}
+    return {**shown, "session_id": session_id, "answers": answers}
+
+
+def is_known(file: str, how: dict[str, Any]) -> bool:
+    """Whether it is an id rather than a file. Raises Invalid for options that are for files only."""
+    from service.errors import Invalid
+
+    if not file.startswith("doc_") or Path(file).exists():
+        return False
+    if how["retention"]:
+        raise Invalid("--retention is for a file: that of a document that was read before stays as it is.")
+    return True
 
 
 async def _document(services: Any, file: str, how: dict[str, Any]) -> str:
     """`how` are the options of `read_document`, which do not change a document that was read before."""
     from service.cli.documents import existing_document, read_document
-    from service.errors import Invalid
 
-    if file.startswith("doc_") and not Path(file).exists():
-        if how["retention"]:
-            raise Invalid("--retention is for a file: that of a document that was read before stays as it is.")
+    if is_known(file, how):
         return (await existing_document(services, file)).id
     row, _ = await read_document(services, Path(file), **how)
     return row.id
@@ -111,47 +131,14 @@ async def _answer(services: Any, session_id: str, question: Any, names: dict[str
 
     stream = await services.conversations.answers.ask(OWNER, session_id, question)
     if not quiet:
-        err.print(f"> {question.text}", style="bold", markup=False)
+        show_question(question.text)
     async for event in stream.events():
         if isinstance(event.data, ServiceError):
             raise event.data
         if event.name == "done":
             if not quiet:
-                _print_end(event.data, names)
+                show_end(event.data, names)
             return {"question": question.text, **event.data}
         if event.name == "token" and not quiet:
-            sys.stdout.write(event.data["text"])
-            sys.stdout.flush()
+            show_text(event.data["text"])
     raise ServiceError("The answer ended without a word.", code="internal_error")
-
-
-def _pages(first: int, last: int) -> str:
-    return f"page {first}" if first == last else f"pages {first} to {last}"
-
-
-def _print_end(answer: dict[str, Any], names: dict[str, str]) -> None:
-    def of(part: dict[str, Any]) -> str:
-        return f"{names[part['document_id']]}, " if names else ""
-
-    sys.stdout.write("\n")
-    for citation in {(each["document_id"], each["page"], each["quote"]): each for each in answer["citations"]}.values():
-        quote = " ".join(citation["quote"].split())
-        label = f" ({citation['label']})" if citation.get("label") else ""
-        sys.stdout.write(f'  {of(citation)}page {citation["page"]}{label}: "{quote}" ({citation["score"]:.2f})\n')
-    sys.stdout.flush()
-    for part in answer["provenance"]:
-        if part["mode"] == "fetched":
-            pages = _pages(part["first_page"], part["last_page"])
-            err.print(f"  fetched from {of(part)}{pages}", style="dim", markup=False)
-    if answer["notice"]:
-        err.print(f"  {answer['notice']}", style="yellow", markup=False)
-    usage, cache, timings = answer["usage"], answer["cache"], answer["timings"]
-    miss = f" (snapshot missing: {cache['miss_reason']})" if cache["miss_reason"] else ""
-    first = "-" if timings["ttft_ms"] is None else f"{timings['ttft_ms']:.0f} ms"
-    err.print(
-        f"  {usage['reused_tokens']} tokens reused from {cache['source']}{miss}, {usage['prefilled_tokens']} "
-        f"prefilled, {usage['completion_tokens']} generated; restore {cache['restore_ms']:.0f} ms, first token "
-        f"{first}, {timings['decode_tokens_per_s']:.1f} tokens/s",
-        style="dim",
-        markup=False,
-    )

@@ -3,27 +3,16 @@
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
 from service.api.principal import OWNER
 from service.api.schemas.documents import document_body
-from service.cli.output import err
+from service.cli.progress import document_bar
 from service.core.documents import DocumentView
-from service.core.retention import stored_policy
 from service.core.services import Services
 from service.core.uploads import UploadSettings
 from service.db.models import DocumentRow
 from service.errors import Invalid, ServiceError
 
 _CHUNK_NBYTES = 1 << 20
-_STAGES = {
-    "queued": "waiting",
-    "parsing": "reading pages",
-    "prefilling": "prefilling",
-    "compacting": "compacting",
-    "persisting": "writing the snapshot",
-    "ready": "ready",
-}
 
 
 async def read_document(
@@ -40,15 +29,6 @@ async def read_document(
         error = view.row
         raise ServiceError(error.error_detail or f"it is {view.status}", code=error.error_code or view.status)
     return view.row, created
-
-
-def kept_text(row: DocumentRow) -> str:
-    """What stays in memory of a document, for people."""
-    policy = stored_policy(row.policy)
-    if not policy.is_windowed:
-        return "kept whole"
-    chosen = ", chosen because it is long" if policy.automatic else ""
-    return f"{row.snapshot_resident_tokens} of its tokens stay in memory ({policy.preset}{chosen})"
 
 
 async def existing_document(services: Services, document_id: str) -> DocumentRow:
@@ -79,26 +59,10 @@ async def _take_in(services: Services, path: Path, settings: UploadSettings) -> 
 
 
 async def _follow(services: Services, document_id: str, name: str) -> DocumentView:
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[unit]}"),
-        TimeRemainingColumn(compact=True),
-    )  # fmt: skip
     view = await services.documents.get(OWNER, document_id)
     if view.status == "ready":
         return view
-    with Progress(*columns, console=err, transient=True) as bars:
-        bar = bars.add_task(name, total=None, unit="")
+    with document_bar(name) as show:
         async for view in services.documents.changes(OWNER, document_id):
-            _show(bars, bar, name, view)
+            show(view.progress)
     return view
-
-
-def _show(bars: Progress, bar: TaskID, name: str, view: DocumentView) -> None:
-    progress = view.progress
-    bars.update(
-        bar,
-        description=f"{name}: {_STAGES.get(progress.stage, progress.stage)}",
-        completed=progress.done,
-        total=progress.total or None,
-        unit=progress.unit,
-    )

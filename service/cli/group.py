@@ -4,11 +4,15 @@ import importlib
 
 import click
 
+from service.cli.remote import remote_of
+
 _COMMANDS = {
     "serve": ("service.cli.serve:serve", "Serve the REST API."),
     "worker": ("service.cli.worker:worker", "Serve the engine to the API processes of a fleet."),
     "ingest": ("service.cli.ingest:ingest", "Read documents and keep their snapshots."),
-    "ask": ("service.cli.ask:ask", "Ask questions about a file, without a server."),
+    "ask": ("service.cli.ask:ask", "Ask questions about a file, here or with --server."),
+    "documents": ("service.cli.remote_documents:documents", "Documents of a server: list, show, delete ..."),
+    "sessions": ("service.cli.remote_sessions:sessions", "Sessions of a server: list, show, fork, delete."),
     "models": ("service.cli.models:models", "Import, list, check and measure models."),
     "snapshots": ("service.cli.snapshots:snapshots", "List and check stored snapshots."),
     "keys": ("service.cli.keys:keys", "Make, list and revoke API keys."),
@@ -39,5 +43,12 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="preread", prog_name="preread")
-def main() -> None:
+@click.option(
+    "--server", envvar="PREREAD_SERVER", metavar="URL",
+    help="Have ask, ingest, documents and sessions done by this server (PREREAD_SERVER).",
+)  # fmt: skip
+@click.option("--key", envvar="PREREAD_KEY", metavar="KEY", help="API key for it; better in PREREAD_KEY.")
+@click.pass_context
+def main(ctx: click.Context, server: str | None, key: str | None) -> None:
     """Answers questions about long documents that the model has read once."""
+    ctx.obj = remote_of(ctx, server, key)

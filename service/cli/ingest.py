@@ -15,6 +15,7 @@ from service.cli.output import (
     print_json,
     retention_option,
 )
+from service.cli.remote import current_remote
 from service.words import counted
 
 
@@ -29,9 +30,14 @@ def ingest(files: tuple[Path, ...], password: str | None, retention: str, as_jso
     again.
 
     A file whose bytes are known already is not read again. When one cannot be read, the others still are, and
-    the exit code is 1.
+    the exit code is 1. With `preread --server URL ingest ...` they are sent to that server, which reads them.
     """
-    results = asyncio.run(_ingest(files, password, retention))
+    if (remote := current_remote()) is not None:
+        from service.cli.remote_ingest import ingest_there
+
+        results = ingest_there(remote, files, password, retention)
+    else:
+        results = asyncio.run(_ingest(files, password, retention))
     if as_json:
         print_json({"documents": results})
     if any(result["error"] for result in results):
@@ -47,23 +53,35 @@ async def _ingest(files: tuple[Path, ...], password: str | None, retention: str)
 
 
 async def _one(services: Any, path: Path, password: str | None, retention: str) -> dict[str, Any]:
-    from service.cli.documents import described, kept_text, read_document
+    from service.cli.documents import described, read_document
     from service.errors import ServiceError
 
     try:
         row, created = await read_document(services, path, password=password, retention=retention)
     except ServiceError as error:
-        err.print(f"{path}: {error.detail}", markup=False, style="red")
-        return {
-            "path": str(path), "created": False, "document": None,
-            "error": {"code": error.code, "message": error.detail},
-        }  # fmt: skip
+        return not_read(path, error.code, error.detail)
+    return was_read(path, await described(services, row.id), created)
+
+
+def was_read(path: Path, document: Any, created: bool) -> dict[str, Any]:
+    """Say what became of a file, here or at a server; the same for --json."""
     known = "" if created else " (already read)"
-    size, pages = nbytes_text(row.snapshot_nbytes or 0), counted(row.page_count or 0, "page")
-    err.print(
-        f"{path}: {row.id}, {pages}, {row.token_count} tokens, snapshot {size}, {kept_text(row)}{known}",
-        markup=False,
-    )
-    return {
-        "path": str(path), "created": created, "document": await described(services, row.id), "error": None,
-    }  # fmt: skip
+    size, pages = nbytes_text(document.snapshot.nbytes or 0), counted(document.page_count or 0, "page")
+    what = f"{document.id}, {pages}, {document.token_count} tokens, snapshot {size}, {_kept(document.snapshot)}"
+    err.print(f"{path}: {what}{known}", markup=False)
+    return {"path": str(path), "created": created, "document": document, "error": None}
+
+
+def not_read(path: Path, code: str, detail: str) -> dict[str, Any]:
+    """Say why a file has no document; the same for --json."""
+    err.print(f"{path}: {detail}", markup=False, style="red")
+    return {"path": str(path), "created": False, "document": None, "error": {"code": code, "message": detail}}
+
+
+def _kept(snapshot: Any) -> str:
+    """What stays in memory of a document, for people."""
+    if snapshot.resident_nbytes is None:
+        return "kept whole"
+    retention = snapshot.retention
+    chosen = ", chosen because it is long" if retention.automatic else ""
+    return f"{snapshot.resident_tokens} of its tokens stay in memory ({retention.preset}{chosen})"

@@ -3,12 +3,21 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from service.cli.output import err
 
 LINE_EVERY_S = 10.0
 """Between two lines of one stage."""
+
+_STAGES = {
+    "queued": "waiting",
+    "parsing": "reading pages",
+    "prefilling": "prefilling",
+    "compacting": "compacting",
+    "persisting": "writing the snapshot",
+    "ready": "ready",
+}
 
 Told = Callable[[str, int, int], None]
 """Takes (stage, done, total)."""
@@ -36,6 +45,49 @@ def stages(beginning: str) -> Iterator[Told]:
             bars.update(tasks[stage], completed=done, total=total)
 
         yield told
+
+
+class HowFar(Protocol):
+    """`done` of `total` `unit` of a document's `stage`; a total of 0 is not known yet."""
+
+    @property
+    def stage(self) -> str: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def total(self) -> int: ...
+    @property
+    def unit(self) -> str: ...
+
+
+@contextmanager
+def document_bar(name: str) -> Iterator[Callable[[HowFar], None]]:
+    """A bar for a document that is being read; call it with how far that is."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[unit]}"),
+        TimeRemainingColumn(compact=True),
+    )  # fmt: skip
+    with Progress(*columns, console=err, transient=True) as bars:
+        bar = bars.add_task(name, total=None, unit="")
+
+        def show(far: HowFar) -> None:
+            stage = f"{name}: {_STAGES.get(far.stage, far.stage)}"
+            bars.update(bar, description=stage, completed=far.done, total=far.total or None, unit=far.unit)
+
+        yield show
+
+
+@contextmanager
+def sending_bar(name: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar for a file that is being sent; call it with the bytes that were sent and all there are."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=err, transient=True) as bars:
+        bar = bars.add_task(f"{name}: sending", total=None)
+        yield lambda sent, total: bars.update(bar, completed=sent, total=total)
 
 
 class Lines:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from msgspec import UnsetType
 
 from service.client import models
+from service.client.errors import NoId
 from service.client.sources import Source
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ def delete_document(document_id: str) -> Call[models.Receipt]:
 
 
 def cancel_document(document_id: str) -> Call[models.Document]:
-    return Call("POST", _of("documents", document_id, "cancel"), models.Document, is_repeatable=False)
+    return Call("POST", _of("documents", document_id, "cancel"), models.Document)
 
 
 def get_page(document_id: str, number: int) -> Call[models.Page]:
@@ -142,10 +143,10 @@ def ready() -> Call[bytes]:
 
 
 def _of(what: str, *parts: str) -> str:
-    """A path. An empty id would be the address of something else. Raises ValueError."""
+    """A path. An empty id would be the address of something else. Raises NoId."""
     for part in parts:
         if part in ("", ".", ".."):
-            raise ValueError(f"{part!r} is no id")
+            raise NoId(f"{part!r} is no id.")
     return "/".join(("/v1", what, *(quote(part, safe="") for part in parts)))
 
 

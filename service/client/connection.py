@@ -25,7 +25,7 @@ class Connection:
 
     url: str
     key: str | None = None
-    timeout: float | httpx.Timeout = DEFAULT_TIMEOUT
+    timeout: float | httpx.Timeout = field(default_factory=lambda: DEFAULT_TIMEOUT)
     patience: Patience = field(default_factory=Patience)
     verify: bool | SSLContext = True
     headers: Mapping[str, str] = field(default_factory=dict)

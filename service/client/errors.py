@@ -4,6 +4,7 @@ PrereadError
 ├── ConnectionFailed        the server was not reached, or the connection to it was lost
 │   ├── TimedOut            it did not answer in time
 │   └── StreamLost          an answer could not be taken up again in time; it says where to go on
+├── NoId                    an id that none can be, as an empty one; a ValueError too
 ├── UnexpectedResponse      what came is not what a Preread server sends
 ├── DocumentFailed          the document ended as failed or cancelled; `document`
 └── APIError                the server refused; `status`, `code`, `detail`, `param`, `retry_after_s`, ...
@@ -61,6 +62,10 @@ class StreamLost(ConnectionFailed):
         self.answer_id = answer_id
         self.last_event_id = last_event_id
         self.text = text
+
+
+class NoId(PrereadError, ValueError):
+    code = "invalid_id"
 
 
 class UnexpectedResponse(PrereadError):

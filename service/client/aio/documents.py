@@ -105,7 +105,7 @@ class AsyncDocuments:
         return await self.update(document_id, pinned=False)
 
     async def cancel(self, document_id: str) -> Document:
-        """Stop reading it. Raises Conflict when it has ended."""
+        """Stop reading it. Raises Conflict when it is ready or has failed."""
         return await self._transport.send(calls.cancel_document(document_id))
 
     async def delete(self, document_id: str) -> Receipt:

@@ -104,7 +104,7 @@ class Documents:
         return self.update(document_id, pinned=False)
 
     def cancel(self, document_id: str) -> Document:
-        """Stop reading it. Raises Conflict when it has ended."""
+        """Stop reading it. Raises Conflict when it is ready or has failed."""
         return self._transport.send(calls.cancel_document(document_id))
 
     def delete(self, document_id: str) -> Receipt:
