@@ -69,7 +69,7 @@ def document_bar(name: str) -> Iterator[Callable[[HowFar], None]]:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[unit]}"),
         TimeRemainingColumn(compact=True),
     )  # fmt: skip
-    with Progress(*columns, console=err, transient=True) as bars:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
         bar = bars.add_task(name, total=None, unit="")
 
         def show(far: HowFar) -> None:
@@ -85,7 +85,7 @@ def sending_bar(name: str) -> Iterator[Callable[[int, int | None], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=err, transient=True) as bars:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
         bar = bars.add_task(f"{name}: sending", total=None)
         yield lambda sent, total: bars.update(bar, completed=sent, total=total)
 
