@@ -1,13 +1,16 @@
 """What the engine announced of a card's memory before loading, against what it then used; and what it refuses.
 
     python -m benchmarks.gpu_memory [--kv-type k8v4] [--size big] [--pool-gib 0]
+    python -m benchmarks.gpu_memory --pool-gib 24       # what the plan says beside documents weighs more
 
 The runner is loaded as the service loads it, with all that is left for documents. Then it does what takes most: a chunk
-of prefill behind a long document, a question, steps of all rows, a turn's export. Needs a card.
+of prefill behind a long document, a question, steps of all rows, a turn's export. What `preread plan` says of the same,
+by the card's driver and before this process has touched it, is held against it too. Needs a card.
 """
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from benchmarks.gpu_documents import filled
 from benchmarks.gpu_lib import ON_CARD, Result, Row, parse
 from benchmarks.gpu_models import model_dir
 from cache_store.layout import KVType
+from service.engine.ledger import Ledger
 from service.engine.protocol import Rows
 
 ERROR_LIMIT = 0.03
@@ -47,13 +51,25 @@ def exercise(runner: Any, n_rows: int) -> None:
     runner.free_document(document)
 
 
+def planned(directory: Path, kv_type: KVType, rows: int) -> Ledger:
+    """What `preread plan` says of the card that its driver names."""
+    from service.planning.detect import find_card
+    from service.planning.headers import read_model
+    from service.planning.plan import make_plan
+    from service.planning.request import Wanted
+
+    return make_plan(read_model(directory), find_card(""), Wanted(kv_type=kv_type, users=rows))[1]
+
+
 def announced(result: Result, arguments: argparse.Namespace) -> None:
     from service.engine.exl2_engine.loading import Options, load_runner
     from service.engine.exl2_engine.meter import Meter, compare, error
+    from service.planning.request import Wanted
 
     directory, rows = model_dir(arguments, arguments.size), 8
     pool = int(arguments.pool_gib * GIB) or None
-    options = Options(kv_type=KVType(arguments.kv_type), n_slots=rows + 2, max_rows=rows, pool_nbytes=pool)
+    plan, n_slots = planned(directory, KVType(arguments.kv_type), rows), Wanted(users=rows).n_slots
+    options = Options(kv_type=KVType(arguments.kv_type), n_slots=n_slots, max_rows=rows, pool_nbytes=pool)
     torch.cuda.init()
     meter = Meter(torch.device("cuda", 0))
     runner = load_runner(directory, options, phase_over=lambda phase: meter.mark(phase))
@@ -75,12 +91,24 @@ def announced(result: Result, arguments: argparse.Namespace) -> None:
             met=abs(off) <= ERROR_LIMIT,
         )
     )
+    expected = plan.nbytes("before", "load", "tails", "work") + ledger.nbytes("pool")
+    off = peak.used / expected - 1
+    result.raw["planned_nbytes"], result.raw["peak_nbytes"] = expected, peak.used
+    result.add(
+        Row(
+            f"the card's memory at that peak, {ledger.nbytes('pool') / GIB:.1f} GiB of it for documents",
+            f"{peak.used / GIB:.2f} GiB",
+            beside=f"`preread plan` {expected / GIB:.2f} GiB ({off:+.2%}), {plan.pool_tokens:,} tokens of documents",
+            target=f"within {ERROR_LIMIT:.0%}",
+            met=abs(off) <= ERROR_LIMIT,
+        )
+    )
 
 
 def refused(result: Result, arguments: argparse.Namespace) -> None:
     """A context that cannot fit beside a reserve that leaves too little: refused before anything is loaded."""
-    from service.engine.exl2_engine.ledger import MemoryPlanRefused
     from service.engine.exl2_engine.loading import Options, load_runner
+    from service.engine.ledger import MemoryPlanRefused
 
     free, _ = torch.cuda.mem_get_info()
     kv_type = KVType(arguments.kv_type)

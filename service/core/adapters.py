@@ -79,9 +79,9 @@ async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given)
     )
 
 
-def parser(settings: Settings) -> Read:
-    """The parser process within the limits of the settings."""
-    limits = ParseLimits(
+def parse_limits(settings: Settings) -> ParseLimits:
+    """What the settings allow one document's parser."""
+    return ParseLimits(
         max_pages=settings.max_pages,
         wall_s=settings.parse_timeout_s,
         cpu_s=int(settings.parse_timeout_s) + 1,
@@ -93,7 +93,11 @@ def parser(settings: Settings) -> Read:
         # A page that is recognized takes its time, and the pause before it counts too.
         page_wall_s=max(ParseLimits().page_wall_s, settings.ocr_page_timeout_s + _OCR_MARGIN_S),
     )
-    return partial(parse, limits=limits)
+
+
+def parser(settings: Settings) -> Read:
+    """The parser process within the limits of the settings."""
+    return partial(parse, limits=parse_limits(settings))
 
 
 async def ready_database(url: str) -> None:

@@ -17,6 +17,7 @@ from cache_store.tiers.opening import TierConfig
 if TYPE_CHECKING:
     from cache_store.store import SnapshotStore
     from service.engine.host.host import EngineHost
+    from service.engine.models.card import ModelCard
     from service.engine.protocol import Runner
     from service.engine.scheduler.detokenizer import Decoder
 
@@ -189,20 +190,32 @@ rows, and the library's own limit of 1,024 lets an engine grow by some hundred M
 def _torch_parts(config: EngineConfig) -> _Parts:
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_KEPT)
-    from service.engine.models.card import check_kv_type, load_card
+    from service.engine.models.card import check_engine, check_kv_type, load_card
     from service.engine.torch_engine.runner import TorchRunner
 
     model_dir, kv_type = Path(config.model_dir), KVType(config.kv_type)
-    check_kv_type(load_card(model_dir), kv_type)
+    card, dtype = load_card(model_dir), resolve_dtype(config.compute_dtype)
+    check_engine(card, "torch")
+    check_kv_type(card, kv_type)
+    _plan_memory(config, card, dtype)
     runner = TorchRunner.load(
         model_dir,
         kv_type=kv_type,
-        compute_dtype=resolve_dtype(config.compute_dtype),
+        compute_dtype=dtype,
         n_slots=_n_slots(config),
         tail_tokens=config.tail_tokens,
         threads=config.threads or None,
     )
     return _parts(runner, model_dir)
+
+
+def _plan_memory(config: EngineConfig, card: "ModelCard", dtype: str) -> None:
+    """Say what the torch engine will take before it takes it. Raises MemoryPlanRefused when that is not there."""
+    from service.engine.torch_engine.ledger import HostSizes, announce
+
+    sizes = HostSizes(_n_slots(config), config.tail_tokens, config.resident_budget_nbytes)
+    ledger = announce(Path(config.model_dir), card, dtype, config.kv_type, sizes)
+    log.info("the machine's memory:\n%s", ledger.table())
 
 
 def _exl2_parts(config: EngineConfig) -> _Parts:

@@ -5,7 +5,8 @@ import torch
 
 from benchmarks.gpu_documents import random_records
 from cache_store.layout import KVLayout, KVType
-from service.engine.fetch.index import SCORING_NBYTES, KeyIndex
+from service.engine.fetch.index import KeyIndex
+from service.engine.fetch.sizes import SCORING_NBYTES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 HEADS = [(1, 0), (0, 1)]

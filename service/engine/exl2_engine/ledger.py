@@ -19,11 +19,10 @@ from service.engine.exl2_engine.scratch import (
     rope_table,
     step_work,
 )
-from service.engine.fetch.index import SCORING_NBYTES
-from service.engine.models.errors import ModelError
+from service.engine.fetch.sizes import SCORING_NBYTES
+from service.engine.ledger import GIB, CardMemory, Ledger, Line, MemoryPlanRefused
 from service.engine.models.weights import TensorSpan
 
-GIB = 1 << 30
 LIBRARIES_NBYTES = 512 * MIB
 """What CUDA takes beside torch's allocator once everything ran: code of exllamav2, cuBLAS, cuDNN and Triton as it is
 loaded. The context itself exists when the plan is made."""
@@ -37,10 +36,6 @@ DOCUMENT_PARTS = 128
 """Most pieces that a document is cut into for a few rows; more rows need fewer."""
 RESERVE_NBYTES = GIB
 """Left free: rounding of the allocator, and other users of the card."""
-
-
-class MemoryPlanRefused(ModelError):
-    """The model, or a context of the wanted length, does not fit the card; the message has the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,56 +69,6 @@ class Sizes:
     reserve_nbytes: int = RESERVE_NBYTES
 
 
-@dataclass(frozen=True, slots=True)
-class CardMemory:
-    """`torch.cuda.mem_get_info`, with the context of this process already made: free and total bytes."""
-
-    free: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One entry. `phase`: when it appears: `before`, `load`, `tails`, `pool`, `work`, or `never` (the reserve)."""
-
-    name: str
-    nbytes: int
-    phase: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ledger:
-    """The plan. `pool_blocks` blocks of `block_nbytes` (over all layers) hold documents' KV."""
-
-    lines: tuple[Line, ...]
-    memory: CardMemory
-    pool_blocks: int
-    block_nbytes: int
-    block_tokens: int
-
-    def nbytes(self, *phases: str) -> int:
-        """Bytes of the lines of these phases."""
-        return sum(line.nbytes for line in self.lines if line.phase in phases)
-
-    @property
-    def announced_nbytes(self) -> int:
-        """What this process will use at its peak, beside the context it had when the plan was made."""
-        return self.nbytes("load", "tails", "pool", "work")
-
-    @property
-    def pool_tokens(self) -> int:
-        return self.pool_blocks * self.block_tokens
-
-    def table(self) -> str:
-        """The lines as text, in GiB."""
-        rows = [(line.name, f"{line.nbytes / GIB:9.3f} GiB") for line in self.lines]
-        rows.append(("card", f"{self.memory.total / GIB:9.3f} GiB"))
-        width = max(len(name) for name, _ in rows)
-        text = "\n".join(f"  {name:<{width}} {size}" for name, size in rows)
-        blocks = f"{self.pool_blocks:,} blocks of {self.block_tokens} tokens"
-        return f"{text}\n  {blocks}: {self.pool_tokens:,} tokens of documents"
-
-
 def plan_memory(
     spans: Sequence[TensorSpan],
     config: dict[str, Any],
@@ -138,8 +83,16 @@ def plan_memory(
     Raises MemoryPlanRefused when a document of `sizes.max_context` tokens does not fit what is left; with
     `require_context` false only when not even one chunk does.
     """
-    shape = Shape.of(config)
     footprint = weights_footprint(spans, share_head=sizes.share_head)
+    ledger = ledger_of(Shape.of(config), footprint, layout, sizes, memory)
+    wanted = sizes.max_context if require_context else min(sizes.chunk_tokens, sizes.max_context)
+    if problem := shortage(ledger, layout, wanted):
+        raise MemoryPlanRefused(problem)
+    return ledger
+
+
+def ledger_of(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Sizes, memory: CardMemory) -> Ledger:
+    """The plan, whether or not anything is left for documents (`shortage` says)."""
     lines = [
         Line("in use already (context, others)", memory.total - memory.free, "before"),
         *_load_lines(shape, footprint, sizes),
@@ -154,11 +107,7 @@ def plan_memory(
     blocks = max(0, room if sizes.pool_nbytes is None else min(room, sizes.pool_nbytes)) // block_nbytes
     pool = reserved_nbytes([blocks * block_nbytes, blocks * table_nbytes])
     lines.insert(-1, Line("documents (block pool)", pool, "pool"))
-    ledger = Ledger(tuple(lines), memory, blocks, block_nbytes, layout.block_tokens)
-    wanted = sizes.max_context if require_context else min(sizes.chunk_tokens, sizes.max_context)
-    if ledger.pool_tokens < wanted:
-        raise MemoryPlanRefused(_refusal(ledger, layout, wanted, left))
-    return ledger
+    return Ledger(tuple(lines), memory, blocks, block_nbytes, layout.block_tokens)
 
 
 def _load_lines(shape: Shape, footprint: Footprint, sizes: Sizes) -> list[Line]:
@@ -199,9 +148,12 @@ def _tails_nbytes(layout: KVLayout, sizes: Sizes) -> int:
     return sizes.n_slots * sizes.tail_tokens * one
 
 
-def _refusal(ledger: Ledger, layout: KVLayout, wanted: int, left: int) -> str:
-    if left <= 0:
-        what = f"the model does not fit the card: {-left / GIB:.2f} GiB are missing before any document"
+def shortage(ledger: Ledger, layout: KVLayout, wanted: int) -> str:
+    """Why `wanted` tokens of documents do not fit, with the plan and what could be lowered; "" when they do."""
+    if ledger.pool_tokens >= wanted:
+        return ""
+    if (missing := ledger.overdrawn_nbytes) > 0:
+        what = f"the model does not fit the card: {missing / GIB:.2f} GiB are missing before any document"
     else:
         what = f"a context of {wanted:,} tokens does not fit the card, only one of {ledger.pool_tokens:,}"
     return (

@@ -15,7 +15,7 @@ from service.engine.exl2_engine.exllama_loading import ROPE_ROWS
 from service.engine.exl2_engine.few_rows import ProductChoice
 from service.engine.exl2_engine.footprint import weights_footprint
 from service.engine.exl2_engine.graphs import CONTEXTS, ROWS, CudaCapture, DecodeGraphs, bounds
-from service.engine.exl2_engine.ledger import RESERVE_NBYTES, CardMemory, Ledger, Sizes, plan_memory
+from service.engine.exl2_engine.ledger import RESERVE_NBYTES, Sizes, plan_memory
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, block_nbytes
 from service.engine.exl2_engine.prefill_attention import PIECE_TOKENS
@@ -24,6 +24,7 @@ from service.engine.exl2_engine.runner import CHUNK_TOKENS, HEAD_ROWS, Exl2Runne
 from service.engine.exl2_engine.tail_records import IMPORT_NBYTES
 from service.engine.exl2_engine.tails import Tails
 from service.engine.exl2_engine.warming import warm_up
+from service.engine.ledger import CardMemory, Ledger
 from service.engine.models.card import ModelCard, check_engine, check_kv_type, load_card
 from service.engine.models.errors import EngineRefused
 from service.engine.models.weights import tensor_spans

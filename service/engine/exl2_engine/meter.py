@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from service.engine.exl2_engine.ledger import GIB, Ledger
+from service.engine.ledger import GIB, Ledger
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from service.engine.exl2_engine.export import Export, Pace
 from service.engine.exl2_engine.graphs import DecodeGraphs
 from service.engine.exl2_engine.host_copies import BlockCopies
 from service.engine.exl2_engine.host_memory import HostMemory
-from service.engine.exl2_engine.ledger import Ledger
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, Document
 from service.engine.exl2_engine.projections import rotated_qkv
@@ -29,6 +28,7 @@ from service.engine.exl2_engine.slots import LayerSlots, write_slots
 from service.engine.exl2_engine.step import Step
 from service.engine.exl2_engine.tail_records import TailRecords
 from service.engine.exl2_engine.tails import Tails
+from service.engine.ledger import Ledger
 from service.engine.models.card import ModelCard, fingerprint
 from service.engine.protocol import Rows, RunnerLimits
 

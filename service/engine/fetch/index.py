@@ -15,8 +15,6 @@ from cache_store.layout import GROUP, KVLayout, packed_nbytes
 
 SPAN_TOKENS = 16
 """Spans are counted from a document's first token. A segment is a multiple of 256 tokens: no span crosses its end."""
-SCORING_NBYTES = 64 << 20
-"""Memory that scoring takes for a while at most, beside the keys: what `_PIECE` allows, several times over."""
 CANDIDATES = 64
 """Spans of which is said what each row of a question gives them: more than any budget holds."""
 POWER = 0.7

@@ -6,8 +6,9 @@ import pytest
 
 from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine.footprint import MIB, reserved_nbytes, weights_footprint
-from service.engine.exl2_engine.ledger import GIB, CardMemory, MemoryPlanRefused, Sizes, plan_memory
+from service.engine.exl2_engine.ledger import Sizes, plan_memory
 from service.engine.exl2_engine.meter import Mark, compare, error
+from service.engine.ledger import GIB, CardMemory, MemoryPlanRefused
 from service.engine.models.weights import TensorSpan
 
 WIDTHS = {"I32": 4, "I16": 2, "F16": 2, "F32": 4, "BF16": 2}

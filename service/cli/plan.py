@@ -1,0 +1,109 @@
+"""`preread plan`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from service.cli.output import EXIT_FAILURE, expected_errors, json_option, print_json, retention_option
+
+_MODEL = (
+    ("--layers", int, "Layers of a model that is not here."),
+    ("--kv-heads", int, "Its heads of keys and values."),
+    ("--head-dim", int, "Width of one of its heads."),
+    ("--weights-gb", float, "Its weights in GB (10^9 bytes)."),
+    ("--params", float, "Its parameters in billions."),
+    ("--bits", float, "Bits of a weight; also for a model that is here, as if it were converted."),
+    ("--heads", int, "Its query heads; guessed if left out, as are the next four."),
+    ("--hidden", int, "Width of its states."),
+    ("--intermediate", int, "Width of its MLP."),
+    ("--vocab", int, "Tokens of its vocabulary."),
+    ("--max-context", int, "Positions it was trained for."),
+)
+
+
+def _dimensions(command: Any) -> Any:
+    for name, kind, text in reversed(_MODEL):
+        command = click.option(name, type=kind, default=0, help=text)(command)
+    return command
+
+
+@click.command()
+@click.argument("model", required=False)
+@_dimensions
+@click.option("--card", default="", help="v100-16, t4, rtx-3090, h200, cpu, ...; the one that is here if left out.")
+@click.option("--memory-gb", type=float, default=0.0, help="Memory of the card in GiB, in place of the table's.")
+@click.option("--bandwidth", type=float, default=0.0, help="Of the card's memory in GB/s, in place of the table's.")
+@click.option("--context", type=click.IntRange(1), default=32_768, show_default=True, help="Tokens of a document.")
+@click.option("--kv-type", type=click.Choice(["fp16", "k8v8", "k8v4", "k4v4"]), help="The setting's if left out.")
+@click.option("--window", type=int, default=0, help="Tokens of a document's end that stay, in place of --retention.")
+@click.option("--summary", type=int, default=0, help="Tokens chosen of the rest that stay, with --window.")
+@click.option("--users", type=click.IntRange(1), default=1, show_default=True, help="Answers at once.")
+@click.option("--documents", type=click.IntRange(1), default=1, show_default=True, help="That they ask about.")
+@click.option("--disk", type=float, default=0.0, help="What the disk reads in GB/s.")
+@retention_option
+@json_option
+@expected_errors
+def plan(model: str | None, as_json: bool, **options: Any) -> None:
+    """Say what fits and how fast it can be, before anything is loaded.
+
+    MODEL is a directory (EXL2, GPTQ, plain safetensors), a GGUF file, or the name of an imported model; without it,
+    give dimensions. Exit code 0: it fits; 1: it does not.
+    """
+    from service.planning.plan import make_plan
+    from service.planning.report import report
+
+    facts, card, wanted = _asked(model, options)
+    made, ledger = make_plan(facts, card, wanted)
+    if as_json:
+        print_json(made)
+    else:
+        click.echo(report(made, ledger))
+    if not made.fits:
+        raise SystemExit(EXIT_FAILURE)
+
+
+def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Model, card and wishes of the command line, the settings behind them."""
+    from cache_store.layout import KVType
+    from service.cli.config import read_settings
+    from service.core.wishes import parse_wish
+    from service.planning.detect import find_card
+    from service.planning.model import requantized
+    from service.planning.request import Wanted, kept_of
+
+    settings = read_settings()
+    facts = _facts(model, options, settings.models_dir)
+    if options["bits"] and facts.kind != "dimensions":
+        facts = requantized(facts, options["bits"])
+    card = find_card(options["card"], options["bandwidth"], round(options["memory_gb"] * 2**30))
+    wanted = Wanted(
+        context=options["context"],
+        kv_type=KVType(options["kv_type"] or settings.kv_type),
+        kept=kept_of(parse_wish(options["retention"]), options["window"], options["summary"]),
+        users=options["users"],
+        documents=options["documents"],
+        reserve_nbytes=settings.gpu_reserve_bytes,
+        resident_nbytes=0,
+        compute=_compute(settings.compute_dtype),
+        disk_gbps=options["disk"],
+    )
+    return facts, card, wanted
+
+
+def _facts(model: str | None, options: dict[str, Any], models_dir: Path) -> Any:
+    from service.planning.headers import read_model
+    from service.planning.model import Dimensions, from_dimensions
+
+    if model is None:
+        sizes = ("layers", "kv_heads", "head_dim", "weights_gb", "bits", "heads", "hidden", "intermediate", "vocab")
+        given = {name: options[name] for name in sizes}
+        return from_dimensions(Dimensions(**given, params_b=options["params"], max_context=options["max_context"]))
+    path = Path(model).expanduser()
+    return read_model(path if path.exists() or "/" in model else models_dir / model)
+
+
+def _compute(dtype: str) -> str:
+    from service.engine.factory import resolve_dtype
+
+    return resolve_dtype(dtype)

@@ -1,0 +1,103 @@
+"""What checks look at: the settings, the probes, and the model as the settings name it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cache_store.layout import KVType
+from cache_store.speeds import PREFILL, SpeedBook
+from service.doctor.findings import Finding
+from service.doctor.probes import Probes
+from service.engine.factory import resolve_dtype
+from service.engine.models.errors import ModelError
+from service.planning.cards import Card
+from service.planning.detect import card_of, this_processor
+from service.planning.headers import read_model
+from service.planning.model import ModelFacts
+from service.planning.plan import Plan, make_plan
+from service.planning.request import Wanted
+from service.settings import Settings
+
+PLANNED_TOKENS = 32_768
+ANY_GBPS = 500.0
+"""Of a card that nobody knows: what fits does not depend on it."""
+
+
+@dataclass
+class Context:
+    """Facts that several checks use are found once. `model_dir`: the model looked at."""
+
+    settings: Settings
+    probes: Probes
+    model_dir: Path
+    _plan: Plan | str | None = field(default=None, init=False)
+
+    @property
+    def on_card(self) -> bool:
+        return self.settings.engine == "exl2"
+
+    def finding(self, check: str) -> "Say":
+        return Say(check)
+
+    def card(self) -> Card | None:
+        """The card or processor that the engine would use; None when it wants a card and there is none."""
+        if not self.on_card:
+            return this_processor()
+        states = self.probes.cards()
+        return card_of(states[0], ANY_GBPS) if states else None
+
+    def plan(self) -> Plan | str:
+        """The plan of the model with these settings, or why there is none."""
+        if self._plan is None:
+            self._plan = self._planned()
+        return self._plan
+
+    def _planned(self) -> Plan | str:
+        if self.settings.engine == "fake":
+            return "the fake engine has no model"
+        try:
+            model = read_model(self.model_dir)
+        except ModelError as error:
+            return str(error)
+        if (card := self.card()) is None:
+            return "there is no NVIDIA card"
+        return make_plan(model, card, self._wanted(model))[0]
+
+    def _wanted(self, model: ModelFacts) -> Wanted:
+        """With a context that was chosen all of it, else as much as is usual, or as the model has."""
+        settings = self.settings
+        context = settings.max_context or min(model.max_context or PLANNED_TOKENS, PLANNED_TOKENS)
+        return Wanted(
+            context=min(context, model.max_context or context),
+            kv_type=KVType(settings.kv_type),
+            users=settings.max_batch,
+            reserve_nbytes=settings.gpu_reserve_bytes,
+            resident_nbytes=0,
+            compute=resolve_dtype(settings.compute_dtype),
+        )
+
+    def prefill_tok_s(self) -> tuple[float, bool] | None:
+        """Tokens a second of prefill, and whether they were measured here; None when nothing is known."""
+        measured = SpeedBook(self.settings.store_dir / "speeds.json").speed(PREFILL)
+        if measured is not None:
+            return measured, True
+        plan = self.plan()
+        return None if isinstance(plan, str) else (plan.prefill.tok_s, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Findings of one check."""
+
+    check: str
+
+    def ok(self, evidence: str) -> Finding:
+        return Finding(self.check, "ok", evidence)
+
+    def skip(self, evidence: str) -> Finding:
+        return Finding(self.check, "skip", evidence)
+
+    def warn(self, evidence: str, remedy: str) -> Finding:
+        return Finding(self.check, "warn", evidence, remedy)
+
+    def fail(self, evidence: str, remedy: str) -> Finding:
+        return Finding(self.check, "fail", evidence, remedy)

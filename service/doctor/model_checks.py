@@ -1,0 +1,83 @@
+"""Checks of the model: that it is there, how it was quantized, and that it fits."""
+
+from cache_store.layout import KVType
+from service.doctor.context import Context
+from service.doctor.findings import Finding
+from service.engine.ledger import GIB
+from service.engine.models.card import check_engine, check_kv_type, load_card
+from service.engine.models.errors import ModelError
+from service.engine.models.quantized import find_quantization
+from service.engine.torch_engine.ledger import machine_memory
+
+_SMALL_GROUP = 32
+_FAKE = "the fake engine has no model"
+
+
+def model(context: Context) -> Finding:
+    """Whether the model is imported, whole, and served by this engine in this KV type."""
+    say, settings = context.finding("model"), context.settings
+    if settings.engine == "fake":
+        return say.skip(_FAKE)
+    try:
+        card = load_card(context.model_dir)
+        check_engine(card, settings.engine)
+        check_kv_type(card, KVType(settings.kv_type))
+    except ModelError as error:
+        return say.fail(str(error), "`preread models list` shows what there is; `preread models import` makes one")
+    return say.ok(f"{card.name}: {card.architecture}, {card.quantization} weights, KV {settings.kv_type}")
+
+
+def gptq(context: Context) -> Finding:
+    """GPTQ models in small groups, or with their inputs in another order, are read more slowly."""
+    say = context.finding("gptq")
+    try:
+        found = find_quantization(context.model_dir)
+    except ModelError as error:
+        return say.fail(str(error), "take an EXL2, GPTQ or plain copy: FP8 and others are not read")
+    if found is None or found.method != "gptq":
+        return say.skip("no GPTQ model")
+    size, order = found.settings.get("group_size"), bool(found.settings.get("desc_act"))
+    wrong = [f"group_size is {size}"] if isinstance(size, int) and 0 < size <= _SMALL_GROUP else []
+    wrong += ["desc_act is true"] if order else []
+    if wrong:
+        return say.warn(
+            f"{context.model_dir.name}: {' and '.join(wrong)}: more scales are read for each weight, or inputs are "
+            "gathered out of their order",
+            "take a copy with group_size 128 and without desc_act, or an EXL2 one",
+        )
+    return say.ok(f"{found.label}")
+
+
+def cache_size(context: Context) -> Finding:
+    """Whether the model and a cache of this context fit."""
+    say, plan = context.finding("cache-size"), context.plan()
+    if isinstance(plan, str):
+        return say.skip(plan)
+    wanted, has = plan.wanted["context"], plan.ledger["document_tokens"]
+    if plan.ledger["total_nbytes"] and not plan.fits:
+        best = plan.settings[0] if plan.settings else None
+        instead = f"; KV {best.kv_type} with retention {best.retention} would fit" if best else ""
+        return say.fail(
+            f"{wanted:,} tokens: {plan.problems[0]}",
+            f"lower PREREAD_MAX_CONTEXT or PREREAD_MAX_BATCH, or choose another KV type (`preread plan`){instead}",
+        )
+    return say.ok(f"a document of {wanted:,} tokens fits; there is room for {has:,}")
+
+
+def host_memory(context: Context) -> Finding:
+    """Whether memory that is promised to documents is there."""
+    say, settings = context.finding("host-memory"), context.settings
+    name, nbytes = (
+        ("PREREAD_HOST_BYTES", settings.host_bytes)
+        if context.on_card
+        else ("PREREAD_RESIDENT_BYTES", settings.resident_bytes)
+    )
+    free = machine_memory().free
+    if settings.engine == "fake":
+        return say.skip(_FAKE)
+    if nbytes > free:
+        return say.fail(
+            f"{name} is {nbytes / GIB:.1f} GiB, and {free / GIB:.1f} GiB are available",
+            f"lower {name}: else the machine swaps, or the engine is killed",
+        )
+    return say.ok(f"{name} is {nbytes / GIB:.1f} GiB of {free / GIB:.1f} GiB available")

@@ -1,0 +1,142 @@
+"""The memory plan of an engine that computes on the processor: what its process will take at its peak.
+
+Nothing here imports torch. Each line names what it counts, so that one that is off can be traced.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import psutil
+
+from cache_store.layout import KVLayout, KVType
+from service.engine.exl2_engine.scratch import Shape
+from service.engine.ledger import GIB, CardMemory, Ledger, Line, MemoryPlanRefused
+from service.engine.models.card import ModelCard
+from service.engine.models.weights import TensorSpan, tensor_spans
+
+MIB = 1 << 20
+LIBRARIES_NBYTES = 290 * MIB
+"""Resident memory of the engine process before a model is loaded: Python, torch's code as it is used, transformers."""
+HEAP_NBYTES = 112 * MIB
+"""What the allocators keep of memory that was used in between, packed copies of matrices in products, the tokenizer."""
+USED_ANEW = 2
+"""Memory of a chunk is freed and taken in other sizes: so much more of it stays with the process."""
+CHUNK_TOKENS = 768
+FP32_NBYTES = 4
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+_JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True)
+class HostWeights:
+    """A model's weights: parameters, those of matrices that are joined for few rows, bytes of a weight in the file and
+    in compute."""
+
+    n_parameters: int
+    joined_params: int
+    stored_itemsize: int
+    itemsize: int
+
+    @property
+    def lines(self) -> list[Line]:
+        """Weights of the compute dtype are the file's own pages; joined matrices are copies beside them. Others are
+        converted, and joining gives back what was there."""
+        lines = [Line("weights", self.n_parameters * self.itemsize, "load")]
+        if self.stored_itemsize == self.itemsize:
+            lines.append(Line("weights: joined matrices", self.joined_params * self.itemsize, "load"))
+        return lines
+
+    @property
+    def passing_nbytes(self) -> int:
+        """The stored weights, while they are converted."""
+        return 0 if self.stored_itemsize == self.itemsize else self.n_parameters * self.stored_itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class HostSizes:
+    """`tail_rows`: that `n_slots` sequences come to use of their tails. `documents_nbytes`: most for documents."""
+
+    n_slots: int
+    tail_rows: int
+    documents_nbytes: int
+    index_nbytes: int = 0
+    chunk_tokens: int = CHUNK_TOKENS
+
+
+def joined_parameters(spans: Iterable[TensorSpan]) -> int:
+    """Parameters of the matrices that the engine joins for steps of few rows."""
+    return sum(prod(span.shape) for span in spans if any(f".{part}." in span.name for part in _JOINED))
+
+
+def document_layout_nbytes(layout: KVLayout, itemsize: int) -> int:
+    """Bytes of a token of a document as the engine holds it: keys in FP32, values in the compute dtype."""
+    return layout.n_layers * layout.n_kv_heads * layout.head_dim * (FP32_NBYTES + itemsize)
+
+
+def host_ledger(weights: HostWeights, shape: Shape, layout: KVLayout, sizes: HostSizes, memory: CardMemory) -> Ledger:
+    """The plan. `memory.free` is what the machine can still give."""
+    block = layout.block_tokens * document_layout_nbytes(layout, weights.itemsize)
+    one_tail = sizes.tail_rows * document_layout_nbytes(layout, FP32_NBYTES)
+    lines = [
+        Line("in use already (others)", memory.total - memory.free, "before"),
+        Line("interpreter and libraries", LIBRARIES_NBYTES + HEAP_NBYTES, "load"),
+        *weights.lines,
+        Line("tails of sequences", sizes.n_slots * one_tail, "tails"),
+        Line("one chunk of prefill", _chunk_work(shape, sizes.chunk_tokens), "work"),
+        Line("indexes of windowed documents", sizes.index_nbytes, "work"),
+    ]
+    left = memory.total - sum(line.nbytes for line in lines)
+    blocks = max(0, min(left, sizes.documents_nbytes)) // block
+    later = blocks * block + sum(line.nbytes for line in lines if line.phase in ("tails", "work"))
+    passing = max(0, weights.passing_nbytes - later)
+    lines.append(Line("weights as stored, while they are converted", passing, "work"))
+    lines.append(Line("documents", blocks * block, "pool"))
+    return Ledger(tuple(lines), memory, blocks, block, layout.block_tokens, place="memory")
+
+
+def _chunk_work(shape: Shape, n: int) -> int:
+    """Of `n` tokens in FP32: the states, and the larger of attention's tensors and the MLP's."""
+    attention = 6 * shape.query_width + 4 * shape.kv_width
+    return USED_ANEW * FP32_NBYTES * n * (3 * shape.hidden + max(attention, 3 * shape.intermediate))
+
+
+def machine_memory() -> CardMemory:
+    """Total and available memory of this machine, or of the container where that has less."""
+    memory = psutil.virtual_memory()
+    limit = _container_limit()
+    total = min(memory.total, limit) if limit else memory.total
+    return CardMemory(free=min(memory.available, total), total=total)
+
+
+def _container_limit() -> int:
+    try:
+        text = _CGROUP.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def announce(model_dir: Path, card: ModelCard, dtype: str, kv_type: str, sizes: HostSizes) -> Ledger:
+    """The plan of an imported model on this machine as it is now. Raises MemoryPlanRefused, ModelError."""
+    config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    spans = tensor_spans(model_dir)
+    weights = HostWeights(card.n_parameters, joined_parameters(spans), ITEMSIZE[card.dtype], ITEMSIZE[dtype])
+    ledger = host_ledger(weights, Shape.of(config), card.layout(KVType(kv_type)), sizes, machine_memory())
+    check_fits(ledger)
+    return ledger
+
+
+def check_fits(ledger: Ledger) -> None:
+    """Raises MemoryPlanRefused when there is too little memory for the model and a single block of a document."""
+    if ledger.pool_blocks:
+        return
+    missing = max(ledger.overdrawn_nbytes, 0) + ledger.block_nbytes
+    raise MemoryPlanRefused(
+        f"the model does not fit this machine's memory: {missing / GIB:.2f} GiB are missing before any document. Use a "
+        "smaller one, fewer answers at once (PREREAD_MAX_BATCH), or leave more memory free. The plan:\n"
+        f"{ledger.table()}"
+    )

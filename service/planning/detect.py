@@ -1,0 +1,91 @@
+"""The card, or the machine without one, that a plan is for."""
+
+import os
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+
+from service.errors import Invalid
+from service.planning.cards import CARDS, Card, named, processor, recognized, with_memory
+from service.planning.nvidia import CardState, read_cards
+
+_COPIED_NBYTES = 64 << 20
+_SQUARE = 1024
+_UNKNOWN_TFLOPS = 20.0
+
+
+def find_card(wanted: str, bandwidth_gbps: float = 0.0, memory_nbytes: int = 0) -> Card:
+    """The card named `wanted`; "" takes the first one that is here, or the processor.
+
+    What is given of bandwidth (GB/s) and memory (bytes) counts more than table and driver. Raises Invalid for a name
+    that is not known, or a card of unknown bandwidth.
+    """
+    card = _named_card(wanted, bandwidth_gbps) if wanted else _here(bandwidth_gbps)
+    if bandwidth_gbps:
+        card = replace(card, bandwidth_gbps=bandwidth_gbps)
+    return with_memory(card, memory_nbytes, memory_nbytes) if memory_nbytes else card
+
+
+def _named_card(wanted: str, bandwidth_gbps: float) -> Card:
+    if wanted.lower() == "cpu":
+        return this_processor(bandwidth_gbps)
+    if (card := named(wanted)) is None:
+        raise Invalid(f"There is no card {wanted!r} in the table: it is cpu, {', '.join(CARDS)}.", param="card")
+    return card
+
+
+def _here(bandwidth_gbps: float) -> Card:
+    states = read_cards()
+    return card_of(states[0], bandwidth_gbps) if states else this_processor(bandwidth_gbps)
+
+
+def card_of(state: CardState, bandwidth_gbps: float = 0.0) -> Card:
+    """A card by what its driver says. Raises Invalid when nobody knows its bandwidth."""
+    if (known := recognized(state.name, state.total_nbytes)) is not None:
+        return replace(with_memory(known, state.total_nbytes, state.free_nbytes), name=state.name)
+    bandwidth = bandwidth_gbps or state.bandwidth_gbps
+    if not bandwidth:
+        raise Invalid(
+            f"The bandwidth of {state.name} is not known: give it with --bandwidth (GB/s), or name a card with --card.",
+            param="bandwidth",
+        )
+    return Card(
+        "other", state.name, state.total_nbytes, bandwidth, state.capability or (7, 0), _UNKNOWN_TFLOPS, 12.0,
+        state.free_nbytes,
+    )  # fmt: skip
+
+
+def this_processor(bandwidth_gbps: float = 0.0) -> Card:
+    """This machine's processor, measured for some tenths of a second."""
+    memory = psutil.virtual_memory()
+    return processor(memory.total, memory.available, bandwidth_gbps or _copy_gbps(), _product_tflops())
+
+
+def _copy_gbps() -> float:
+    """GB/s that all cores read and write together while they copy: best of four."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pairs = [(np.ones(_COPIED_NBYTES, np.uint8), np.empty(_COPIED_NBYTES, np.uint8)) for _ in range(min(cores, 8))]
+    best = 0.0
+    for _ in range(4):
+        threads = [threading.Thread(target=np.copyto, args=(target, source)) for source, target in pairs]
+        started = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, 2 * _COPIED_NBYTES * len(pairs) / (time.perf_counter() - started) / 1e9)
+    return best
+
+
+def _product_tflops() -> float:
+    """10^12 FP32 operations a second of a matrix product: best of three."""
+    a = np.ones((_SQUARE, _SQUARE), np.float32)
+    best = 0.0
+    for _ in range(3):
+        started = time.perf_counter()
+        np.dot(a, a)
+        best = max(best, 2 * _SQUARE**3 / (time.perf_counter() - started) / 1e12)
+    return best

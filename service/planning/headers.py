@@ -1,0 +1,181 @@
+"""Model files read for their headers only: directories of safetensors, and GGUF."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from service.engine.exl2_engine.scratch import Shape
+from service.engine.index_heads import HEADS_NAME
+from service.engine.models.card import load_card
+from service.engine.models.errors import ModelError, ModelNotFound, SourceRefused
+from service.engine.models.quantized import find_quantization, modules_of, n_elements
+from service.engine.models.support import CARD_TYPES, SUPPORTED_TYPES
+from service.engine.models.weights import TensorSpan, tensor_spans
+from service.planning.model import ModelFacts, facts_of_spans
+
+_ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
+_TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
+
+
+def read_model(path: Path) -> ModelFacts:
+    """The facts of a model directory or a GGUF file. Raises ModelError in its kinds: what is missing or damaged."""
+    if path.is_file() and path.suffix == ".gguf":
+        return _gguf(path)
+    if path.is_dir() and not (path / "config.json").is_file() and (files := sorted(path.glob("*.gguf"))):
+        return _gguf(files[0])
+    if not path.is_dir():
+        raise ModelNotFound(f"there is no model {path}: give a directory, a GGUF file, or dimensions")
+    return _directory(path)
+
+
+def _directory(path: Path) -> ModelFacts:
+    config = _config(path)
+    quantization = find_quantization(path)
+    spans = tensor_spans(path)
+    if not spans:
+        raise SourceRefused(f"{path} has no safetensors files, from whose headers sizes are read")
+    shape = _shape(config, path)
+    n_parameters = sum(n_elements(parts) for parts in modules_of(spans).values())
+    tied = bool(config.get("tie_word_embeddings"))
+    footprint, bits, stored, joined = facts_of_spans(spans, shape, n_parameters, tied=tied)
+    kind = quantization.method if quantization else "plain"
+    label = quantization.label if quantization else f"plain {_stored_dtype(spans)}"
+    allowed, heads, notes = _imported(path)
+    return ModelFacts(
+        name=path.name,
+        kind=kind,
+        label=label,
+        shape=shape,
+        footprint=footprint,
+        n_parameters=n_parameters,
+        stored_nbytes=stored,
+        max_context=_max_context(config),
+        bits=bits,
+        joined_params=joined,
+        stored_itemsize=0 if quantization else _ITEMSIZE.get(_stored_dtype(spans), 2),
+        allowed_kv=allowed,
+        index_heads=heads,
+        problems=_problems(str(config.get("model_type", "")), quantized=quantization is not None),
+        notes=notes,
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+    except FileNotFoundError:
+        raise SourceRefused(f"{path} has no config.json: it is not a model directory") from None
+    except ValueError as error:
+        raise SourceRefused(f"{path / 'config.json'} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise SourceRefused(f"{path / 'config.json'} is not a JSON object")
+    return config
+
+
+def _shape(config: dict[str, Any], path: Path) -> Shape:
+    try:
+        return Shape.of(config)
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise SourceRefused(f"{path / 'config.json'} lacks a size that every decoder has: {error}") from None
+
+
+def _max_context(config: dict[str, Any]) -> int:
+    """As `models.support.max_context`, of a plain dictionary, where RoPE may stand under its older name."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    positions = int(config.get("max_position_embeddings", 0))
+    if rope.get("rope_type", rope.get("type")) != "yarn":
+        return positions
+    return max(positions, int((rope.get("original_max_position_embeddings") or positions) * rope.get("factor", 1)))
+
+
+def _stored_dtype(spans: list[TensorSpan]) -> str:
+    return max(spans, key=lambda span: span.nbytes).dtype
+
+
+def _imported(path: Path) -> tuple[tuple[str, ...] | None, bool, tuple[str, ...]]:
+    """KV types that were allowed, whether index heads are known, and what to say of a directory not imported yet."""
+    heads = (path / HEADS_NAME).is_file()
+    try:
+        card = load_card(path)
+    except ModelNotFound:
+        return None, True, ("not imported yet: which KV types it stands is measured by `preread models import`",)
+    except ModelError as error:
+        return None, heads, (str(error),)
+    return tuple(name for name, gate in card.kv_types.items() if gate.allowed), heads, ()
+
+
+def _problems(kind: str, *, quantized: bool) -> tuple[str, ...]:
+    types = CARD_TYPES if quantized else SUPPORTED_TYPES
+    if kind in types:
+        return ()
+    return (f"models of type {kind or 'unknown'} are not served, only {', '.join(types)}",)
+
+
+def _gguf(path: Path) -> ModelFacts:
+    from gguf import GGUFReader
+
+    try:
+        reader: Any = GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise SourceRefused(f"{path} cannot be read as a GGUF: {error}") from None
+    name = _text(reader, "general.architecture")
+    heads = _number(reader, f"{name}.attention.head_count")
+    hidden = _number(reader, f"{name}.embedding_length")
+    width = _number(reader, f"{name}.attention.key_length", hidden // max(1, heads))
+    spans = [_gguf_span(path, tensor) for tensor in reader.tensors]
+    vocab = next((s.shape[0] for s in spans if s.name.endswith("embed_tokens.weight")), 0)
+    if not (heads and hidden and vocab):
+        raise SourceRefused(f"{path} does not say its sizes: it is not a language model's GGUF")
+    kv_heads = _number(reader, f"{name}.attention.head_count_kv", heads)
+    intermediate = _number(reader, f"{name}.feed_forward_length")
+    shape = Shape(hidden, intermediate, _number(reader, f"{name}.block_count"), heads, kv_heads, width, vocab)
+    n_parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    stored = sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    footprint, _, _, _ = facts_of_spans(spans, shape, n_parameters, tied=True)
+    bits = 8 * stored / max(1, n_parameters)
+    return ModelFacts(
+        name=path.stem,
+        kind="gguf",
+        label=f"GGUF of {bits:.2f} bits",
+        shape=shape,
+        footprint=footprint,
+        n_parameters=n_parameters,
+        stored_nbytes=stored,
+        max_context=_number(reader, f"{name}.context_length"),
+        bits=bits,
+        joined_params=sum(int(t.n_elements) for t in reader.tensors if _is_joined_gguf(t.name)),
+        stored_itemsize=4,
+        problems=_problems(name, quantized=False),
+        notes=(f"an import turns its {bits:.2f} bits into plain weights: this plan is for them",),
+    )
+
+
+def _gguf_span(path: Path, tensor: Any) -> TensorSpan:
+    """As the FP16 tensor that an import makes of it on a card. GGUF names the fastest dimension first."""
+    shape = tuple(int(n) for n in reversed(tensor.shape))
+    return TensorSpan(_TENSORS.get(tensor.name, tensor.name), "F16", shape, path, 0, 2 * int(tensor.n_elements))
+
+
+def _is_joined_gguf(name: str) -> bool:
+    return any(f".{part}." in name for part in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"))
+
+
+def _field(reader: Any, key: str) -> Any:
+    field = reader.get_field(key)
+    return None if field is None else field.contents()
+
+
+def _number(reader: Any, key: str, default: int = 0) -> int:
+    value = _field(reader, key)
+    if value is None:
+        return default
+    return int(np.max(value))  # of each layer, where they differ
+
+
+def _text(reader: Any, key: str) -> str:
+    value = _field(reader, key)
+    if not isinstance(value, str):
+        raise SourceRefused(f"the GGUF does not say its {key}")
+    return value

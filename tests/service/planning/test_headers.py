@@ -1,0 +1,184 @@
+"""Models are read from the headers of their files: those here are sparse, with no weights behind the headers."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from gguf import GGUFWriter
+
+from service.cli import main
+from service.engine.models.errors import ModelNotFound, SourceRefused
+from service.planning.headers import read_model
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 5120, "intermediate_size": 21504, "num_hidden_layers": 64,
+    "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 152064,
+    "max_position_embeddings": 32768, "tie_word_embeddings": False,
+}  # fmt: skip
+WIDTHS = {"I32": 4, "I16": 2, "F16": 2, "BF16": 2}
+LINEARS = {
+    "self_attn.q_proj": (5120, 5120), "self_attn.k_proj": (5120, 1024), "self_attn.v_proj": (5120, 1024),
+    "self_attn.o_proj": (5120, 5120), "mlp.gate_proj": (5120, 21504), "mlp.up_proj": (5120, 21504),
+    "mlp.down_proj": (21504, 5120),
+}  # fmt: skip
+N_LAYERS = 64 * sum(a * b for a, b in LINEARS.values())
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def plain(name: str, n_in: int, n_out: int) -> Tensors:
+    return {f"{name}.weight": ("BF16", (n_out, n_in))}
+
+
+def exl2(name: str, n_in: int, n_out: int, bits: int = 4) -> Tensors:
+    groups = n_in // 128
+    return {
+        f"{name}.q_weight": ("I32", (n_in * bits // 32, n_out)),
+        f"{name}.q_scale": ("I32", (groups, n_out // 8)),
+        f"{name}.q_scale_max": ("F16", (groups,)),
+        f"{name}.q_groups": ("I16", (2 * groups,)),
+        f"{name}.q_invperm": ("I32", (n_in,)),
+    }
+
+
+def gptq(name: str, n_in: int, n_out: int) -> Tensors:
+    groups = n_in // 128
+    return {
+        f"{name}.qweight": ("I32", (n_in // 8, n_out)),
+        f"{name}.qzeros": ("I32", (groups, n_out // 8)),
+        f"{name}.scales": ("F16", (groups, n_out)),
+        f"{name}.g_idx": ("I32", (n_in,)),
+    }
+
+
+def write(directory: Path, linear: Any, quantization: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """A model directory of 27B shape in some kilobytes of disk."""
+    tensors: Tensors = {"model.embed_tokens.weight": ("F16", (152064, 5120)), "model.norm.weight": ("F16", (5120,))}
+    for layer in range(64):
+        for name, (n_in, n_out) in LINEARS.items():
+            tensors |= linear(f"model.layers.{layer}.{name}", n_in, n_out)
+    tensors |= plain("lm_head", 5120, 152064)
+    header: dict[str, Any] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        first, end = end, end + WIDTHS[dtype] * int(np.prod(shape))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [first, end]}
+    directory.mkdir()
+    encoded = json.dumps(header).encode()
+    (directory / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded)
+    os.truncate(directory / "model.safetensors", 8 + len(encoded) + end)
+    config = CONFIG | ({"quantization_config": quantization} if quantization else {}) | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def preread(*arguments: str, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(main, ["plan", *arguments])
+    assert result.exit_code == exit_code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def test_exl2_weights_are_counted_as_they_lie_on_a_card(tmp_path: Path) -> None:
+    model = read_model(write(tmp_path / "m", exl2, {"quant_method": "exl2", "bits": 4.0}))
+    assert (model.kind, model.label, model.max_context) == ("exl2", "exl2-4.0bpw", 32768)
+    assert model.n_parameters == N_LAYERS + 2 * 152064 * 5120 + 5120
+    assert model.step_nbytes == pytest.approx(N_LAYERS / 2 * 1.01 + 152064 * 5120 * 2, rel=0.01)
+    assert model.weights_nbytes - model.step_nbytes == 152064 * 5120 * 2
+    assert model.notes == ("not imported yet: which KV types it stands is measured by `preread models import`",)
+
+
+def test_gptq_and_plain_weights(tmp_path: Path) -> None:
+    quantized = read_model(write(tmp_path / "q", gptq, {"quant_method": "gptq", "bits": 4, "group_size": 128}))
+    assert (quantized.kind, quantized.label) == ("gptq", "gptq-4bit-128g")
+    assert quantized.n_parameters == N_LAYERS + 2 * 152064 * 5120 + 5120
+    whole = read_model(write(tmp_path / "p", plain))
+    assert (whole.kind, whole.label, whole.bits) == ("plain", "plain F16", 16.0)
+    assert whole.weights_nbytes == 2 * whole.n_parameters
+    joined = 64 * (5120 * 5120 + 2 * 5120 * 1024 + 2 * 5120 * 21504)
+    assert whole.joined_params == joined
+
+
+def test_yarn_makes_the_context_longer(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert read_model(write(tmp_path / "m", plain, rope_scaling=rope)).max_context == 131072
+
+
+def test_a_gguf_is_planned_as_it_is_imported(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(128)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_tensor("token_embd.weight", np.zeros((96, 64), np.float16))
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((64, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = read_model(path)
+    shape = model.shape
+    assert (shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.vocab) == (1, 2, 1, 32, 96)
+    assert (model.n_parameters, model.max_context, model.joined_params) == (96 * 64 + 64 * 64, 2048, 64 * 64)
+    assert model.weights_nbytes == 2 * model.n_parameters
+    assert model.stored_nbytes == 2 * 96 * 64 + 4 * 64 * 64
+    assert "plain weights" in model.notes[0]
+    assert "GGUF of" in preread(str(path), "--card", "t4", "--context", "1024").output
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="there is no model"):
+        read_model(tmp_path / "none")
+    with pytest.raises(SourceRefused, match=r"no config\.json"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(SourceRefused, match="cannot be read as JSON"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.raises(SourceRefused, match="no safetensors files"):
+        read_model(tmp_path)
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF\x03")
+    with pytest.raises(SourceRefused, match="cannot be read as a GGUF"):
+        read_model(tmp_path / "bad.gguf")
+
+
+def test_the_command_says_what_fits(tmp_path: Path) -> None:
+    model = str(write(tmp_path / "m", exl2, {"quant_method": "exl2", "bits": 4.0}))
+    found = json.loads(preread(model, "--card", "h200", "--context", "32768", "--json").stdout)
+    assert found["fits"]
+    assert found["problems"] == []
+    assert found["kv_bytes_per_token"]["stored"] == 64 * 8 * 128 * (1 + 0.5 + 2 * 2 / 32)
+    assert [bound["context"] for bound in found["bounds"]] == [0, 8192, 32768, 131072, 262144]
+    assert sum(line["nbytes"] for line in found["ledger"]["lines"]) <= found["ledger"]["total_nbytes"]
+    assert {tier["tier"] for tier in found["restore"]} == {"host", "disk", "redis", "object"}
+    text = preread(model, "--card", "t4", exit_code=1).output
+    assert "DOES NOT FIT" in text
+    assert "missing before any document" in text
+    assert "no Triton kernels below sm_80" in text
+
+
+def test_what_no_memory_would_change_is_refused(tmp_path: Path) -> None:
+    model = str(write(tmp_path / "m", exl2, {"quant_method": "exl2", "bits": 4.0}))
+    assert "needs sm_70 or newer" in preread(model, "--card", "p40", exit_code=1).output
+    assert "need an NVIDIA card" in preread(model, "--card", "cpu", exit_code=1).output
+    assert "has to be windowed" in preread(model, "--card", "h200", "--context", "65536", exit_code=1).output
+    windowed = preread(model, "--card", "h200", "--context", "65536", "--retention", "small")
+    assert "512 rows of it in memory" in windowed.output
+    other = write(tmp_path / "o", plain, model_type="mamba")
+    assert "models of type mamba are not served" in preread(str(other), "--card", "h200", exit_code=1).output
+
+
+def test_dimensions_that_are_missing_are_named() -> None:
+    assert "--kv-heads is missing" in preread("--layers", "40", exit_code=1).output
+    sizes = ("--layers", "40", "--kv-heads", "4", "--head-dim", "128")
+    assert "--weights-gb" in preread(*sizes, exit_code=1).output
+    assert "multiple of 32" in preread(*sizes[:5], "100", "--weights-gb", "13", exit_code=1).output
+    eight = preread(*sizes, "--params", "27", "--bits", "8", "--card", "v100-16", exit_code=1)
+    assert "DOES NOT FIT" in eight.output
