@@ -44,12 +44,12 @@ class Card:
     @property
     def dtypes(self) -> dict[str, bool]:
         """Which number formats it computes with, by its generation."""
-        capability = self.capability or (0, 0)
+        major, minor = self.capability or (0, 0)
         return {
             "fp32": True,
-            "fp16": self.is_cpu or capability >= (6, 0),
-            "bf16": self.is_cpu or capability >= FIRST_BF16,
-            "fp8": capability >= FIRST_FP8,
+            "fp16": self.is_cpu or major >= 6,
+            "bf16": self.is_cpu or (major, minor) >= FIRST_BF16,
+            "fp8": (major, minor) >= FIRST_FP8,
         }
 
 

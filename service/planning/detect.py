@@ -12,7 +12,7 @@ from service.errors import Invalid
 from service.planning.cards import CARDS, Card, named, processor, recognized, with_memory
 from service.planning.nvidia import CardState, read_cards
 
-_COPIED_NBYTES = 64 << 20
+_COPIED_NBYTES = 32 << 20
 _SQUARE = 1024
 _UNKNOWN_TFLOPS = 20.0
 
@@ -65,11 +65,11 @@ def this_processor(bandwidth_gbps: float = 0.0) -> Card:
 
 
 def _copy_gbps() -> float:
-    """GB/s that all cores read and write together while they copy: best of four."""
+    """GB/s that all cores read and write together while they copy: best of three."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pairs = [(np.ones(_COPIED_NBYTES, np.uint8), np.empty(_COPIED_NBYTES, np.uint8)) for _ in range(min(cores, 8))]
     best = 0.0
-    for _ in range(4):
+    for _ in range(3):
         threads = [threading.Thread(target=np.copyto, args=(target, source)) for source, target in pairs]
         started = time.perf_counter()
         for thread in threads:

@@ -91,7 +91,11 @@ def _max_context(config: dict[str, Any]) -> int:
 
 
 def _stored_dtype(spans: list[TensorSpan]) -> str:
-    return max(spans, key=lambda span: span.nbytes).dtype
+    """That of most bytes."""
+    nbytes: dict[str, int] = {}
+    for span in spans:
+        nbytes[span.dtype] = nbytes.get(span.dtype, 0) + span.nbytes
+    return max(nbytes, key=nbytes.__getitem__)
 
 
 def _imported(path: Path) -> tuple[tuple[str, ...] | None, bool, tuple[str, ...]]:
@@ -155,7 +159,8 @@ def _gguf(path: Path) -> ModelFacts:
 def _gguf_span(path: Path, tensor: Any) -> TensorSpan:
     """As the FP16 tensor that an import makes of it on a card. GGUF names the fastest dimension first."""
     shape = tuple(int(n) for n in reversed(tensor.shape))
-    return TensorSpan(_TENSORS.get(tensor.name, tensor.name), "F16", shape, path, 0, 2 * int(tensor.n_elements))
+    name = str(tensor.name)
+    return TensorSpan(_TENSORS.get(name, name), "F16", shape, path, 0, 2 * int(tensor.n_elements))
 
 
 def _is_joined_gguf(name: str) -> bool:

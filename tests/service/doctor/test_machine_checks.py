@@ -126,15 +126,21 @@ def test_the_processors_clock_is_read_from_the_kernels_files(tmp_path: Path) -> 
     assert SystemProbes(sys_root=tmp_path).governors() == set()
 
 
+def prefilled(tmp_path: Path, tok_s: int) -> None:
+    """As a server notes down how fast it read a document."""
+    book = settings(tmp_path).store_dir / "speeds.json"
+    book.parent.mkdir(parents=True, exist_ok=True)
+    book.unlink(missing_ok=True)
+    SpeedBook(book).record_prefill(tok_s, 1.0)
+
+
 def test_a_disk_that_is_slower_than_computing_is_found(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m")
-    chosen = settings(tmp_path)
-    chosen.store_dir.mkdir(parents=True)
-    SpeedBook(chosen.store_dir / "speeds.json").record_prefill(10_000_000_000, 1.0)
+    prefilled(tmp_path, 10_000_000_000)
     fast_prefill = look("disk-speed", tmp_path, SystemProbes(environment={}), model, engine="torch")
     assert fast_prefill.status == "fail"
     assert "10000000000 tokens of prefill a second (measured)" in fast_prefill.evidence
-    (chosen.store_dir / "speeds.json").unlink()
+    prefilled(tmp_path, 1000)
     assert look("disk-speed", tmp_path, Machine(gbps=2.0), model).status == "ok"
     assert look("disk-speed", tmp_path, Machine(gbps=1e-6), model).status == "fail"
 
@@ -204,6 +210,7 @@ def test_a_redis_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_all_checks_are_silent_on_a_healthy_machine(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m")
+    prefilled(tmp_path, 1000)
     found = examine(settings(tmp_path, redis_url="redis://a/0"), Machine(), model_dir=model)
     complained = {finding.check for finding in found.findings if finding.status in ("warn", "fail")}
     # The model of these tests was not imported; Tesseract is the machine's own.

@@ -97,7 +97,7 @@ def test_gptq_and_plain_weights(tmp_path: Path) -> None:
     assert (quantized.kind, quantized.label) == ("gptq", "gptq-4bit-128g")
     assert quantized.n_parameters == N_LAYERS + 2 * 152064 * 5120 + 5120
     whole = read_model(write(tmp_path / "p", plain))
-    assert (whole.kind, whole.label, whole.bits) == ("plain", "plain F16", 16.0)
+    assert (whole.kind, whole.label, whole.bits) == ("plain", "plain BF16", 16.0)
     assert whole.weights_nbytes == 2 * whole.n_parameters
     joined = 64 * (5120 * 5120 + 2 * 5120 * 1024 + 2 * 5120 * 21504)
     assert whole.joined_params == joined
