@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from service.cli.output import err
+from service.cli.output import err, for_terminal
 
 
 def show_question(text: str) -> None:
@@ -12,7 +12,7 @@ def show_question(text: str) -> None:
 
 def show_text(text: str) -> None:
     """The next piece of an answer."""
-    sys.stdout.write(text)
+    sys.stdout.write(for_terminal(text))
     sys.stdout.flush()
 
 
@@ -24,8 +24,8 @@ def show_end(answer: dict[str, Any], names: dict[str, str]) -> None:
 
     sys.stdout.write("\n")
     for citation in {(each["document_id"], each["page"], each["quote"]): each for each in answer["citations"]}.values():
-        quote = " ".join(citation["quote"].split())
-        label = f" ({citation['label']})" if citation.get("label") else ""
+        quote = for_terminal(" ".join(citation["quote"].split()))
+        label = f" ({for_terminal(citation['label'])})" if citation.get("label") else ""
         sys.stdout.write(f'  {of(citation)}page {citation["page"]}{label}: "{quote}" ({citation["score"]:.2f})\n')
     sys.stdout.flush()
     for part in answer["provenance"]:

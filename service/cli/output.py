@@ -2,6 +2,7 @@
 errors that are expected."""
 
 import functools
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -14,6 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 
@@ -84,6 +86,12 @@ def _settings_error(error: Exception) -> tuple[str, str] | None:
         return None
     wrong = error.errors()  # type: ignore[attr-defined]
     return "settings", "; ".join(f"PREREAD_{str(e['loc'][0]).upper()}: {e['msg']}" for e in wrong if e["loc"])
+
+
+def for_terminal(text: str) -> str:
+    """Text of documents, models and other people as a terminal may have it: its control characters would be commands
+    to it. For a pipe or a file it stays as it is."""
+    return _CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text
 
 
 def nbytes_text(nbytes: float) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from service.cli.output import err, expected_errors, json_option, nbytes_text, print_json
+from service.cli.output import err, expected_errors, for_terminal, json_option, nbytes_text, print_json
 from service.cli.remote import Remote, pass_remote
 from service.words import counted
 
@@ -60,7 +60,7 @@ def page(remote: Remote, document_id: str, number: int, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        click.echo(found.text)
+        click.echo(for_terminal(found.text))
 
 
 @documents.command()
@@ -71,8 +71,7 @@ def page(remote: Remote, document_id: str, number: int, as_json: bool) -> None:
 def download(remote: Remote, document_id: str, output: Path | None) -> None:
     """Save the file that was uploaded."""
     with remote.client() as client:
-        # The server's name for it is only a name: it leads into no other folder.
-        target = output or Path(Path(client.documents.get(document_id).filename).name or document_id)
+        target = output or _target(client.documents.get(document_id))
         if output is None and target.exists():
             raise click.UsageError(f"{target} is there already: say with -o where to write.")
         client.documents.save_file(document_id, target)
@@ -119,6 +118,11 @@ def delete(remote: Remote, document_ids: tuple[str, ...], as_json: bool) -> None
         click.echo(f"{document_id}: removed from {', '.join(parts) or 'nowhere'}")
 
 
+def _target(document: "Document") -> Path:
+    """The file's own name, which leads into no other folder and hides nothing."""
+    return Path(Path(document.filename).name.lstrip(".") or document.id)
+
+
 def _tell(document: "Document", as_json: bool) -> None:
     if as_json:
         print_json(document)
@@ -140,4 +144,4 @@ def _line(document: "Document") -> str:
     parts += ["pinned"] if document.pinned else []
     parts += [f"until {document.expires_at:%Y-%m-%d %H:%M UTC}"] if document.expires_at else []
     parts += [document.error.message] if document.error else []
-    return f'{document.id} "{document.title}": {", ".join(parts)}'
+    return for_terminal(f'{document.id} "{document.title}": {", ".join(parts)}')

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from service.cli.answers import show_end, show_question, show_session, show_text
-from service.cli.output import err, expected_errors, json_option, print_json
+from service.cli.output import err, expected_errors, for_terminal, json_option, print_json
 from service.cli.remote import Remote, pass_remote
 from service.words import counted
 
@@ -96,4 +96,4 @@ def delete(remote: Remote, session_ids: tuple[str, ...], as_json: bool) -> None:
 def _line(session: "Session") -> str:
     title = f' "{session.title}"' if session.title else ""
     at = f", {session.updated_at:%Y-%m-%d %H:%M UTC}" if session.updated_at else ""
-    return f"{session.id}{title}: {', '.join(session.document_ids)}{at}"
+    return for_terminal(f"{session.id}{title}: {', '.join(session.document_ids)}{at}")

@@ -14,6 +14,7 @@ from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 BLOCKS = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
 CURL = '''\
     """As much of curl as the README uses."""
@@ -111,3 +112,6 @@ def test_the_calls_of_the_readme_work_one_after_the_other(tmp_path, readme_serve
     assert "event: ready" in run.stdout
     assert '"reused_tokens"' in run.stdout
     assert "event: done" in run.stdout
+    for block in PYTHON:
+        block = block.replace("http://127.0.0.1:8420", readme_server)
+        exec(block.replace("examples/contract/contract.pdf", str(ROOT / "examples" / "letter.txt")), {})

@@ -1,6 +1,7 @@
 """The API behind a real socket, in a thread of its own: what an in-process client cannot show."""
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import structlog
 
 from service.core.adapters import Given
 from service.core.prompts import fake_prompts
@@ -54,6 +56,14 @@ class Live:
     def session(self, document_id: str) -> str:
         with self.client() as client:
             return client.post("/v1/sessions", json={"document_ids": [document_id]}).json()["id"]
+
+
+@contextmanager
+def without_logs() -> Iterator[None]:
+    """For a server in the process of a command whose output is looked at."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
 
 
 @contextmanager

@@ -1,13 +1,11 @@
 """Commands that ask a server: what they print is what they print without one."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
 
 import pytest
-import structlog
 from click.testing import CliRunner
 
 from service.cli import main
@@ -15,7 +13,7 @@ from service.core.key_ring import KeyRing
 from service.engine.fake import FakeEngine
 from service.settings import Settings
 from tests.service.conftest import Reader
-from tests.service.live import live_server
+from tests.service.live import live_server, without_logs
 
 TEXT = "The safety officer is Bartholomew Kemp. The connection fee is 1,275 pounds.\n"
 
@@ -26,11 +24,8 @@ def live(tmp_path_factory):
         data_dir=tmp_path_factory.mktemp("live") / "data", engine="fake", free_floor_bytes=0, answer_room_tokens=64
     )
     engine = FakeEngine(["The safety officer ", "is Bartholomew Kemp."], max_context=20_000)
-    # The server's log would be among what the commands print, in the same process.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    with live_server(settings, engine, read=Reader()) as live:
+    with without_logs(), live_server(settings, engine, read=Reader()) as live:
         yield live
-    structlog.reset_defaults()
 
 
 @pytest.fixture

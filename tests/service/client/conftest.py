@@ -6,7 +6,7 @@ from service.client import Client
 from service.engine.fake import FakeEngine
 from service.settings import Settings
 from tests.service.conftest import Reader
-from tests.service.live import live_server
+from tests.service.live import live_server, without_logs
 
 TEXT = b"The safety officer is Bartholomew Kemp. The fee is 1,275 pounds.\fThe second page is empty but for this.\n"
 PIECES = [f"{number} " for number in range(200)]
@@ -20,7 +20,7 @@ def live(tmp_path_factory):
         sweep_interval_s=3600, sse_heartbeat_s=0.2, shutdown_grace_s=1, max_upload_bytes=1 << 20,
     )  # fmt: skip
     engine = FakeEngine(max_context=20_000)
-    with live_server(settings, engine, read=Reader()) as live:
+    with without_logs(), live_server(settings, engine, read=Reader()) as live:
         yield live
 
 

@@ -14,6 +14,7 @@ from service.client import (
     RateLimited,
     ServerFailed,
     StreamLost,
+    TimedOut,
     Token,
     Unavailable,
     UnexpectedResponse,
@@ -138,7 +139,7 @@ LOCATION = {"location": "/prefix/v1/sessions/ses_1/questions/ans_1/events"}
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_wherever_a_stream_is_cut_nothing_is_lost_or_doubled(at_once, size):
     whole = stream_after()
-    for n in range(0, len(whole), 3):
+    for n in range(size % 5, len(whole), 5):
         asked = []
 
         def serve(request, n=n, asked=asked):
@@ -225,15 +226,34 @@ def test_it_ends(at_once):
     assert len(requests) == 4
 
 
+def test_a_server_that_starts_again_is_waited_for(at_once):
+    whole = stream_after()
+    cut_off = httpx.Response(200, headers=LOCATION, stream=Breaking(whole[: len(whole) // 2]))
+    starting = problem(503, "engine_unavailable", **{"retry-after": "0"})
+    client, requests = answering(
+        cut_off, REFUSED, starting, starting, httpx.Response(502), httpx.Response(200, content=whole)
+    )
+    with client:
+        assert client.ask("ses_1", "Who?").text == ANSWER
+    assert len(requests) == 6
+
+
+def test_a_server_that_says_nothing_is_told(at_once):
+    client, requests = answering(*[httpx.ReadTimeout("late")] * 4)
+    with client, pytest.raises(TimedOut, match="http://server did not answer in time"):
+        client.documents.get("doc_1")
+    assert len(requests) == 4
+
+
 def test_an_error_of_the_answer_is_its_end_and_one_of_the_connection_is_not(at_once):
     def event(head, status):
-        said = {"status": status, "detail": "Told.", "error": {"code": "x"}, "retryable": True, "retry_after_s": 1}
+        said = {"status": status, "detail": "Told.", "error": {"code": "x"}, "retryable": True, "retry_after_s": 0.5}
         return httpx.Response(200, headers=LOCATION, content=f"{head}event: error\ndata: {json.dumps(said)}\n\n")
 
     client, requests = answering(event("id: 5\n", 503))
     with client, pytest.raises(Unavailable, match="Told") as failed:
         client.ask("ses_1", "Who?")
-    assert (failed.value.retry_after_s, len(requests)) == (1.0, 1)
+    assert (failed.value.retry_after_s, len(requests)) == (0.5, 1)
     client, _ = answering(event("", 503), event("", 500), httpx.Response(200, content=stream_after()))
     with client:
         assert client.ask("ses_1", "Who?").text == ANSWER
