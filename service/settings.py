@@ -58,6 +58,9 @@ class Settings(BaseSettings):
         le=2,
         description="2 looks once more in windowed documents, for what the best passage names, when that recurs.",
     )
+    citation_attention: bool = Field(
+        True, description="Cite also by what the model looked at while it wrote an answer, not by the words alone."
+    )
     resident_bytes: int = Field(
         2 * GIB, ge=0, description="Memory for documents' KV kept between questions, of the torch engine."
     )

@@ -246,7 +246,8 @@ class AnswerService:
     async def _cite(self, job: Job, outcome: Outcome) -> Cited:
         try:
             document_ids = [document.id for document in job.context.documents]
-            cite = partial(self._indexes.cite, document_ids, job.question.text, outcome.text)
+            looks = outcome.done.looks if outcome.done is not None else []
+            cite = partial(self._indexes.cite, document_ids, job.question.text, outcome.text, looks)
             return await through_outages(cite, within_s=KEEP_S)
         except Exception as error:  # an answer without citations is better than none
             _log.error("citing failed", answer_id=job.answer_id, exc_info=error)

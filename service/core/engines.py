@@ -30,6 +30,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         max_batch=settings.max_batch,
         threads=settings.threads,
         fetch_rounds=settings.fetch_rounds,
+        watch_answers=settings.citation_attention,
         gpu_reserve_nbytes=settings.gpu_reserve_bytes,
         attention_backend=settings.attention_backend,
         product=settings.product,

@@ -35,7 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
     `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
     sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
-    of windowed documents, from which a question fetches in `fetch_rounds`, 1 or 2. `tiers`: where snapshots are kept
+    of windowed documents, from which a question fetches in `fetch_rounds`, 1 or 2. `watch_answers`: say
+    with an answer where it looked, by the model's index heads. `tiers`: where snapshots are kept
     beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
     `fake_from_kv` its answers follow from the bytes of the stored KV instead. Its pace: seconds of a step, of each of
     its rows, of a layer of a chunk that is read, of a block of a layer that is loaded.
@@ -56,6 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     resident_budget_nbytes: int = 2 << 30
     index_budget_nbytes: int = 512 << 20
     fetch_rounds: int = 1
+    watch_answers: bool = True
     max_context: int = 0
     max_batch: int = 4
     idle_tails: int = 4
@@ -206,7 +208,10 @@ def _torch_parts(config: EngineConfig) -> _Parts:
         tail_tokens=config.tail_tokens,
         threads=config.threads or None,
     )
-    return _parts(runner, model_dir)
+    parts = _parts(runner, model_dir)
+    if config.watch_answers:
+        runner.watched_heads = parts.index_heads
+    return parts
 
 
 def _plan_memory(config: EngineConfig, card: "ModelCard", dtype: str) -> None:
@@ -223,6 +228,7 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
     from service.engine.index_heads import load_index_heads
 
     model_dir = Path(config.model_dir)
+    index_heads = load_index_heads(model_dir)
     on_cpu = config.device == "cpu"
     options = Options(
         kv_type=KVType(config.kv_type),
@@ -232,7 +238,8 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         max_rows=config.max_batch,
         backend=config.attention_backend,
         product=config.product,
-        index_nbytes=config.index_budget_nbytes if load_index_heads(model_dir) else 0,
+        index_nbytes=config.index_budget_nbytes if index_heads else 0,
+        watched_heads=tuple(index_heads) if config.watch_answers else (),
         reserve_nbytes=config.gpu_reserve_nbytes,
         pool_nbytes=config.resident_budget_nbytes if on_cpu else config.gpu_pool_nbytes or None,
         graphs=config.cuda_graphs,

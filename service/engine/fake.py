@@ -25,6 +25,7 @@ from service.engine.messages import (
     EngineStats,
     Failed,
     PartRef,
+    PieceLooks,
     ReleaseDone,
     Retention,
     SpanRef,
@@ -56,7 +57,7 @@ class FakeEngine:
     `max_batch` answers run at once; others wait, first come first served. `resident_tokens`, `sink_multiple` and
     `n_index_heads` are what it says of itself. A question about a windowed document fetches the spans `fetched`, or
     else, after those of the turn before, the first one that is not resident. One about several documents fetches only
-    `fetched`.
+    `fetched`. Of every answer it says `looks`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class FakeEngine:
     ) -> None:
         self.reply = reply
         self.fetched: list[SpanRef] | None = None
+        self.looks: list[PieceLooks] = []
         self.token_delay_s = token_delay_s
         self.chunk_delay_s = chunk_delay_s
         self.snapshots: dict[DocumentRef, tuple[str, int, Retention | None]] = {}
@@ -304,7 +306,7 @@ class FakeEngine:
             ttft_ms=(first - arrived) * 1e3, total_ms=(now - arrived) * 1e3,
             decode_tokens_per_s=n / max(now - first, 1e-6),
             engine_prefilled_tokens=started.prefilled_tokens, kv_stored=bool(request.kv_id),
-            kv_nbytes=len(token_ids) * BYTES_PER_TOKEN if request.kv_id else 0,
+            kv_nbytes=len(token_ids) * BYTES_PER_TOKEN if request.kv_id else 0, looks=self.looks,
         )  # fmt: skip
 
 

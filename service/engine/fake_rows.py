@@ -118,6 +118,13 @@ class FakeRows:
         ]
         return np.array(hashes, np.float32) / 2**25 + 0.5 * known
 
+    def keys(self, rows: np.ndarray) -> np.ndarray:
+        """Decoded keys, float32 ``[n, head_dim]``, of rows ``[n, width]`` of a head."""
+        codes, bits = np.ascontiguousarray(rows[:, : self._parts[0]]), self.layout.kv_type.key_bits
+        if bits == 4:
+            codes = np.stack((codes & 15, codes >> 4), -1).reshape(len(rows), -1).view(np.int8) - 8
+        return codes.view(np.float16 if bits == 16 else np.int8).astype(np.float32)
+
     def encode(self, rows: np.ndarray) -> list[list[memoryview]]:
         """Records by block and layer."""
         step = self.layout.block_tokens

@@ -4,6 +4,7 @@ that KV which was damaged, swapped, cut or never loaded changes the answer. See 
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from cache_store.pieces import Buffers
 from cache_store.slots import Counts, slot_layout, stored_rows
 from service.engine.fake_rows import FakeDocument, FakeRows, FakeTail, key_pattern, stored_form
 from service.engine.protocol import HostCopies, Rows, RunnerLimits
+from service.engine.watch.masses import HeadKeys, Looks, looks_of
+from service.engine.watch.queries import KeptQueries
 
 SCRIPT_LOGIT = 1e4
 QUERY_HEADS = 2
@@ -77,6 +80,8 @@ class FakeRunner:
         self.n_documents = 0
         self.lost = False
         """Set by a test that plays a device which answers nothing any more: calls then fail."""
+        self.watched_heads: Sequence[tuple[int, int]] = ()
+        self._kept = KeptQueries()
         self._rows = FakeRows(self.layout)
         self._no_document = FakeDocument(self._rows.empty(0), [0] * n_layers)
         self._tails: dict[int, FakeTail] = {}
@@ -195,6 +200,27 @@ class FakeRunner:
         queries = torch.from_numpy(np.array(patterns, np.float32).reshape(len(heads), 1, len(rows.tokens), dim))
         return queries.repeat(1, QUERY_HEADS, 1, 1)
 
+    def watch_tail(self, slot: int) -> None:
+        self._check_thread()
+        self._kept.begin(slot)
+
+    def tail_looks(self, slot: int, document: FakeDocument, pieces: Sequence[int]) -> Looks:
+        """Each token looks at the same tokens of the document, of its slots and of its tail."""
+        self._check_document(document)
+        queries, tail = self._kept.last(slot, sum(pieces)), self._tails[slot]
+        self._kept.end(slot)
+        keys = [self._head_keys(document, tail, layer, head) for layer, head in self.watched_heads]
+        return looks_of(list(queries), keys, pieces)
+
+    def _head_keys(self, document: FakeDocument, tail: FakeTail, layer: int, head: int) -> HeadKeys:
+        def keys(rows: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(self._rows.keys(rows))
+
+        own = document.slots[layer] if document.slots else None
+        slots = torch.empty(0, self.layout.head_dim) if own is None else keys(own[head])
+        rows = document.rows[layer, head, : document.n_tokens]
+        return HeadKeys(lambda some: keys(rows[some]), len(rows), slots, keys(tail.rows[layer, head, : tail.n_tokens]))
+
     def free_document(self, document: FakeDocument) -> None:
         self._check_document(document)
         document.freed = True
@@ -210,6 +236,7 @@ class FakeRunner:
 
     def free_tail(self, slot: int) -> None:
         self._check_thread()
+        self._kept.end(slot)
         del self._tails[slot]
 
     def tail_length(self, slot: int) -> int:
@@ -259,6 +286,10 @@ class FakeRunner:
         self._check_thread()
         time.sleep(self.step_delay_s + self.row_delay_s * sum(len(rows.tokens) for rows in batch))
         self.forwards.append([len(rows.tokens) for rows in batch])
+        for rows in batch:
+            if rows.slot in self._kept and self.watched_heads:
+                last = replace(rows, tokens=rows.tokens[-1:], refeed=False, logits_from=0)
+                self._kept.add([rows.slot], self.question_queries(last, self.watched_heads).permute(2, 0, 1, 3))
         return [self._forward_one(rows) for rows in batch]
 
     def _complete(

@@ -197,6 +197,28 @@ class AnswerText(msgspec.Struct, frozen=True, tag="answer_text"):
     text: str
 
 
+class Look(msgspec.Struct, frozen=True):
+    """`n_tokens` tokens of a document from `first` on, and the attention that fell on them. `document`: its place among
+    the documents of the session."""
+
+    first: int
+    n_tokens: int
+    mass: float
+    document: int = 0
+
+
+class PieceLooks(msgspec.Struct, frozen=True):
+    """Where a piece of an answer looked: its characters through `end`, from where the piece before ended.
+
+    `mass` in [0, 1]: the attention probability that fell on the documents, the mean over the piece's tokens and the
+    heads that were watched; `looks`: the places with most of it, best first, which need not sum up to it.
+    """
+
+    end: int
+    mass: float
+    looks: list[Look]
+
+
 class AnswerDone(msgspec.Struct, frozen=True, tag="answer_done"):
     """The end of an answer that ran.
 
@@ -204,6 +226,8 @@ class AnswerDone(msgspec.Struct, frozen=True, tag="answer_done"):
     `token_ids` are the tokens this turn added to the session's KV, `pending_ids` those sampled but not computed:
     the next question must begin with them. `kv_stored` says whether the turn's KV is durable.
     `engine_prefilled_tokens` is the engine's own counter of tokens that went through prefill for this answer.
+    `looks`: piece by piece where the answer looked in its documents, none where that is not watched; `looks_ms`: what
+    finding that took when the answer was over.
     """
 
     finish_reason: str
@@ -216,6 +240,8 @@ class AnswerDone(msgspec.Struct, frozen=True, tag="answer_done"):
     engine_prefilled_tokens: int
     kv_stored: bool
     kv_nbytes: int = 0
+    looks: list[PieceLooks] = []
+    looks_ms: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

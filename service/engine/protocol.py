@@ -9,7 +9,7 @@ Between the two stand the scheduler (continuous batching, sampling, text) and th
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout
@@ -24,6 +24,9 @@ from service.engine.messages import (
     EngineStats,
     ReleaseDone,
 )
+
+if TYPE_CHECKING:
+    from service.engine.watch.masses import Looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,9 @@ class Runner(Protocol):
     limits: RunnerLimits
     name: str
     compute_dtype: str
+    watched_heads: Sequence[tuple[int, int]]
+    """KV heads ``(layer, head)`` by which `tail_looks` says where answers look; none where they are not watched. Set
+    before the first forward."""
 
     @property
     def device(self) -> Any:
@@ -256,6 +262,16 @@ class Runner(Protocol):
 
     def drop_fetched(self, slot: int) -> None:
         """Remove a tail's fetched rows; those behind move up and stay as they are. Nothing happens without any."""
+        ...
+
+    def watch_tail(self, slot: int) -> None:
+        """From now on keep, of the last row of this tail in every forward, what `tail_looks` needs."""
+        ...
+
+    def tail_looks(self, slot: int, document: Any, pieces: Sequence[int]) -> "Looks":
+        """Where the last rows of a watched tail looked, one row of each forward and as many as `pieces` sum up to: of
+        each piece of them. The document and the tail are as they were for the last of these rows. Ends the watch.
+        Raises ValueError when fewer were watched."""
         ...
 
     def forward(self, batch: Sequence[Rows]) -> list[Any]:

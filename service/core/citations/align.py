@@ -134,7 +134,7 @@ def _between(numbers: NDArray[np.int64], first: int, last: int) -> bool:
 def _best(pattern: Pattern, index: PageIndex, hint: NDArray[np.float64]) -> Match | None:
     """The passage that ranks first: a sentence, grown by neighbours on its page as long as they add
     enough."""
-    if not pattern.unit_weights or not index.n_sentences:
+    if not index.n_sentences or not (pattern.unit_weights or hint.any()):
         return None
     top = int(np.argmax(pattern.scores(index) + hint))
     match = _match(pattern, index, top, top)
@@ -151,27 +151,33 @@ def _best(pattern: Pattern, index: PageIndex, hint: NDArray[np.float64]) -> Matc
     return match
 
 
-def passages(text: str, index: PageIndex, hint: NDArray[np.float64]) -> tuple[list[Match], float] | None:
-    """Passages that together hold a sentence, one, or two when it joins two places, and the score of all. None for a
-    sentence that says too little to point anywhere, or that the document has no answer; no passages where none holds
-    it well enough."""
-    pattern = Pattern.of(text, index)
-    if pattern.unit_total < _MIN_INFORMATION * math.log1p(index.n_sentences):
-        return None
-    refuses = bool(_REFUSAL.search(text))
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found of a sentence: passages that together hold it best, one, or two when it joins two places, and the
+    score of all of them. `says_enough`: whether its words can point anywhere. `refuses`: it says that the document has
+    no answer."""
+
+    matches: list[Match]
+    score: float
+    says_enough: bool
+    refuses: bool
+
+
+def find(text: str, index: PageIndex, hint: NDArray[np.float64]) -> Finding:
+    """`hint` adds to the rank of each sentence of the document, not to the score."""
+    pattern, refuses = Pattern.of(text, index), bool(_REFUSAL.search(text))
+    says_enough = pattern.unit_total > 0 and pattern.unit_total >= _MIN_INFORMATION * math.log1p(index.n_sentences)
     match = _best(pattern, index, hint)
     if match is None:
-        return None if refuses else ([], 0.0)
+        return Finding([], 0.0, says_enough, refuses)
     found, score = [match], match.score
-    if score < 1 - _SECOND_PART:
+    if says_enough and score < 1 - _SECOND_PART:
         rest = _best(pattern.without(match), index, hint)
         if rest is not None and rest.pairs and rest.score >= _SECOND_PART:
             found.append(rest)
             score += rest.score
     score = min(score, 1.0)
-    if score < 0.9 and refuses:
-        return None
-    return (found, score) if score >= MIN_SCORE else ([], score)
+    return Finding(found, score, says_enough, refuses and (score < 0.9 or not says_enough))
 
 
 def hint_of(question: str, index: PageIndex) -> NDArray[np.float64]:

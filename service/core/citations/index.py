@@ -54,6 +54,7 @@ class PageIndex:
         self._pages = list(pages)
         self._vocabulary: dict[str, int] = {}
         self._spans: list[tuple[int, int, int]] = []  # page position, first and last character of a sentence
+        self._of_page: dict[int, tuple[int, int]] = {}
         unit_ids: list[int] = []
         owner: list[int] = []
         for position, page in enumerate(self._pages):
@@ -66,6 +67,7 @@ class PageIndex:
 
     def _add_page(self, position: int, text: str, unit_ids: list[int], owner: list[int]) -> None:
         ranges = sentences(text)
+        self._of_page[self._pages[position].number] = len(self._spans), len(self._spans) + len(ranges)
         if not ranges:
             return
         current, number = 0, len(self._spans)
@@ -106,6 +108,23 @@ class PageIndex:
     def sentences_with_pair(self, first: int, second: int) -> Ints:
         """Numbers of the sentences in which `second` directly follows `first`, each once, ascending."""
         return self._with_pair.of(first * self._base + second)
+
+    def sentences_of(self, page: int) -> tuple[int, int]:
+        """Numbers of the first sentence of a page and of that behind its last, by the page's number."""
+        return self._of_page.get(page, (0, 0))
+
+    def sentences_within(self, page: int, first: float, last: float) -> tuple[Ints, NDArray[np.float64]]:
+        """Numbers of the sentences of a page that lie between two places on it, given as shares of its length, and how
+        much of what is between them each takes up."""
+        begin, end = self.sentences_of(page)
+        if begin == end:
+            return np.empty(0, np.int64), np.empty(0)
+        bounds = np.array([span[1:] for span in self._spans[begin:end]], np.float64)
+        length = len(self._pages[self._spans[begin][0]].text)
+        low, high = first * length, last * length
+        overlap = np.minimum(bounds[:, 1], high) - np.maximum(bounds[:, 0], low)
+        here = np.flatnonzero(overlap > 0)
+        return begin + here, overlap[here] / max(high - low, 1.0)
 
     def same_page(self, first: int, last: int) -> bool:
         """Whether both numbers are sentences of one page."""

@@ -38,7 +38,7 @@ class Options:
     that is left of a card; on a CPU it must be given. `graphs`: capture decode steps, on a card.
 
     `max_rows`: sequences in one step, for which graphs are captured. `index_nbytes`: of a card, for the indexes of
-    windowed documents.
+    windowed documents. `watched_heads`: pairs of layer and KV head by which is told where answers look.
     """
 
     kv_type: KVType
@@ -50,6 +50,7 @@ class Options:
     backend: Choice = "auto"
     product: ProductChoice = "auto"
     index_nbytes: int = 0
+    watched_heads: tuple[tuple[int, int], ...] = ()
     reserve_nbytes: int = RESERVE_NBYTES
     pool_nbytes: int | None = None
     graphs: bool = True
@@ -98,7 +99,14 @@ def make_runner(
     pool = BlockPool(layout, n_blocks, place)
     phase_over("pool")
     runner = Exl2Runner(
-        model, backend, card, options.kv_type, pool=pool, tails=tails, chunk_tokens=options.chunk_tokens
+        model,
+        backend,
+        card,
+        options.kv_type,
+        pool=pool,
+        tails=tails,
+        chunk_tokens=options.chunk_tokens,
+        watched_heads=options.watched_heads,
     )
     runner.limits = replace(runner.limits, max_context=min(card.max_context, n_blocks * layout.block_tokens))
     if place.type == "cuda":

@@ -131,12 +131,12 @@ def _slots(step: Step, group: _Group, slots: LayerSlots, layout: KVLayout) -> It
         # A head that has fewer pages reads its first ones again, where nothing is seen.
         pages = torch.where(hidden[:, ::page], starts[:, None], pages)
         pages = torch.where(counts[:, None] > 0, pages, 0)
-        k, v = _pages(slots.records, blocks, pages, layout)
+        k, v = slot_pages(slots.records, blocks, pages, layout)
         added = torch.zeros(hidden.shape, device=starts.device).masked_fill_(hidden, -math.inf)
         yield k.masked_fill_(hidden[..., None], 0.0), v.masked_fill_(hidden[..., None], 0.0), added[:, None]
 
 
-def _pages(records: Tensor, blocks: Tensor, pages: Tensor, layout: KVLayout) -> tuple[Tensor, Tensor]:
+def slot_pages(records: Tensor, blocks: Tensor, pages: Tensor, layout: KVLayout) -> tuple[Tensor, Tensor]:
     """Keys and values FP32 ``[kv_heads, 256 n, dim]`` of pages ``[kv_heads, n]`` of a document's blocks of slots."""
     n_heads = layout.n_layers * layout.n_kv_heads
     layer, head = (pages % n_heads) // layout.n_kv_heads, pages % layout.n_kv_heads

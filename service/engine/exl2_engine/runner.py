@@ -5,6 +5,7 @@ One thread calls it; see `service.engine.protocol` for the contract. Everything 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -15,6 +16,7 @@ from cache_store.pieces import Buffers
 from service.engine.exl2_engine.backend import KVBackend
 from service.engine.exl2_engine.copies import CopyStream
 from service.engine.exl2_engine.export import Export, Pace
+from service.engine.exl2_engine.graphs import ROWS as GRAPH_ROWS
 from service.engine.exl2_engine.graphs import DecodeGraphs
 from service.engine.exl2_engine.host_copies import BlockCopies
 from service.engine.exl2_engine.host_memory import HostMemory
@@ -28,9 +30,11 @@ from service.engine.exl2_engine.slots import LayerSlots, write_slots
 from service.engine.exl2_engine.step import Step
 from service.engine.exl2_engine.tail_records import TailRecords
 from service.engine.exl2_engine.tails import Tails
+from service.engine.exl2_engine.watched import WatchedHeads, head_keys
 from service.engine.ledger import Ledger
 from service.engine.models.card import ModelCard, fingerprint
 from service.engine.protocol import Rows, RunnerLimits
+from service.engine.watch.masses import Looks, looks_of
 
 ENGINE_VERSION = "exl2-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
@@ -43,7 +47,7 @@ class Exl2Runner:
     """A model over documents in a block pool and tails in slots. `loading.load_runner` makes one.
 
     `graphs`: captured decode steps, once there are any. `ledger`: the plan of the card's memory, on a card.
-    `host_copies`: where documents go that leave the card.
+    `host_copies`: where documents go that leave the card. `watched_heads` are known before a step is captured.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Exl2Runner:
         pool: BlockPool,
         tails: Tails,
         chunk_tokens: int = CHUNK_TOKENS,
+        watched_heads: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.name = card.name
         self.compute_dtype = str(model.dtype).removeprefix("torch.")
@@ -80,6 +85,8 @@ class Exl2Runner:
         self._exports = torch.cuda.Stream(model.device) if self._on_card else None
         self._loader = BlockLoader(pool.layers, pool.layout, CopyStream(model.device))
         self._tail_records = TailRecords(tails, backend, model.device, self._exports)
+        self.watched_heads = watched_heads
+        self._watched = WatchedHeads(watched_heads, model, max(tails.n_slots, *GRAPH_ROWS))
         self._fused_append = getattr(backend, "fused_append", None)
         self.graphs: DecodeGraphs | None = None
         self.ledger: Ledger | None = None
@@ -240,6 +247,7 @@ class Exl2Runner:
         return self._tails.take()
 
     def free_tail(self, slot: int) -> None:
+        self._watched.kept.end(slot)
         self._tails.give_back(slot)
 
     def tail_length(self, slot: int) -> int:
@@ -283,23 +291,40 @@ class Exl2Runner:
                 x = self._after_append(layer, q, x, packed.step)
         return torch.stack([found[layer, head] for layer, head in heads]) * model.scale
 
+    def watch_tail(self, slot: int) -> None:
+        self._watched.kept.begin(slot)
+
+    @torch.inference_mode()
+    def tail_looks(self, slot: int, document: Document, pieces: Sequence[int]) -> Looks:
+        """Raises ValueError when fewer rows were watched."""
+        kept = self._watched.kept
+        queries = kept.last(slot, sum(pieces)).float() * self._model.scale
+        kept.end(slot)
+        keys = [head_keys(self.pool, document, self._tails, slot, layer, head) for layer, head in self.watched_heads]
+        return looks_of(list(queries), keys, pieces)
+
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
         """Raises ValueError when a sequence has no room for its rows."""
         plan = plan_rows(batch, self._tails)
+        slots = [batch[i].slot for i in plan.order]
+        watched = self._watched.watches(slots)
         logits = self.graphs.run(plan) if self.graphs is not None else None
         if logits is None:
-            logits = self._eager(plan)
+            logits = self._eager(plan, watched)
+        if watched:
+            self._watched.keep(slots)
         host = self._to_host(logits)
         for rows in batch:
             self._tails.extend(rows.slot, len(rows.tokens) - rows.refeed)
         return plan.by_sequence(host)
 
-    def _eager(self, plan: RowPlan) -> Tensor:
+    def _eager(self, plan: RowPlan, watched: bool) -> Tensor:
         """Logits FP32 ``[wanted, vocab]`` on the device; on the host when they are many."""
         shape = StepShape.of(plan)
         packed = self._packed(plan, shape)
-        x = self.hidden(packed)
+        last = self._to_device(torch.tensor(plan.last_rows)) if watched else None
+        x = self.hidden(packed, partial(self._watched.take, rows=last) if watched else None)
         wanted = x.index_select(0, packed.wanted[: len(plan.wanted)])
         if not len(wanted):
             return torch.empty((0, self._model.vocab_size), device=self.device)
@@ -310,11 +335,15 @@ class Exl2Runner:
     def _packed(self, plan: RowPlan, shape: StepShape) -> PackedStep:
         return unpack(self._to_device(pack(plan, shape, pinned=self._on_card)), shape)
 
-    def hidden(self, packed: PackedStep) -> Tensor:
-        """Hidden states ``[R, hidden_size]`` behind the last layer; writes the rows' KV to their tails."""
+    def hidden(self, packed: PackedStep, take: Callable[[int, Tensor], object] | None = None) -> Tensor:
+        """Hidden states ``[R, hidden_size]`` behind the last layer; writes the rows' KV to their tails. `take` gets the
+        queries of every layer."""
         x = self._model.embed(packed.ids)
         for layer in range(self._model.n_layers):
-            x = self._after_append(layer, self._append(layer, x, packed.step), x, packed.step)
+            q = self._append(layer, x, packed.step)
+            if take is not None:
+                take(layer, q)
+            x = self._after_append(layer, q, x, packed.step)
         return x
 
     def _after_append(self, layer: int, q: Tensor, x: Tensor, step: Step) -> Tensor:
@@ -337,7 +366,7 @@ class Exl2Runner:
 
     def step_logits(self, packed: PackedStep) -> Tensor:
         """Logits FP32 ``[R, vocab]`` of every row: the body of a captured decode step."""
-        return self._model.head(self.hidden(packed)).float()
+        return self._model.head(self.hidden(packed, self._watched.take)).float()
 
     def _to_device(self, host: Tensor) -> Tensor:
         if not self._on_card:

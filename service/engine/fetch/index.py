@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cache_store.layout import GROUP, KVLayout, packed_nbytes
+from service.engine.watch.masses import span_logs
 
 SPAN_TOKENS = 16
 """Spans are counted from a document's first token. A segment is a multiple of 256 tokens: no span crosses its end."""
@@ -140,7 +141,7 @@ class KeyIndex:
                 if part.shape[1]:
                     kept.append(part.logsumexp(-1, keepdim=True))
                     part.fill_(-torch.inf)
-            cold.append(_span_logs(scores, span_tokens))
+            cold.append(span_logs(scores, span_tokens))
         return torch.cat(cold, -1).view(group, rows, -1), torch.cat(kept, -1).view(group, rows, -1)
 
     def keys(self, place: int, tokens: slice | Tensor) -> Tensor:
@@ -264,13 +265,6 @@ def figures_of_head(masses: Tensor) -> Tensor:
     docs/recall.md compares it with others.
     """
     return masses.pow(POWER).mean((-3, -2))
-
-
-def _span_logs(scores: Tensor, span_tokens: int) -> Tensor:
-    """Log of the summed exponentials of each span's scores: ``[..., n] -> [..., n_spans]``."""
-    n_spans, rest = divmod(scores.shape[-1], span_tokens)
-    whole = scores[..., : n_spans * span_tokens].unflatten(-1, (n_spans, span_tokens)).logsumexp(-1)
-    return torch.cat((whole, scores[..., -rest:].logsumexp(-1, keepdim=True)), -1) if rest else whole
 
 
 def _unpacked(codes: Tensor) -> Tensor:

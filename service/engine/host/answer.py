@@ -1,5 +1,6 @@
 """Answering a question: document and turns into place, prompt through the batch, new turn to disk."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,11 +11,20 @@ from cache_store.errors import MissReason, SnapshotMiss
 from service.engine.host.canary import CanaryMismatch, check_canary
 from service.engine.host.context import HostContext
 from service.engine.host.fetching import NOTHING, Fetched, Fetcher
+from service.engine.host.looking import Pieces, looks_of_answer, watch
 from service.engine.host.residency import ResidentDocument
 from service.engine.host.sources import source_of
 from service.engine.host.tails import Tail
 from service.engine.host.turns import TurnStore
-from service.engine.messages import AnswerDone, AnswerEvent, AnswerRequest, AnswerStarted, AnswerText, TurnRef
+from service.engine.messages import (
+    AnswerDone,
+    AnswerEvent,
+    AnswerRequest,
+    AnswerStarted,
+    AnswerText,
+    PieceLooks,
+    TurnRef,
+)
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
 from service.engine.scheduler.detokenizer import Detokenizer
 from service.engine.scheduler.errors import SchedulerClosed
@@ -22,6 +32,7 @@ from service.engine.scheduler.sampling import Sampler
 from service.engine.scheduler.sequence import AnswerWriter, Sequence, SequenceResult
 from service.engine.scheduler.stops import StopStrings
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -159,12 +170,29 @@ class Answer:
     def _answer(
         self, document: ResidentDocument, tail: Tail, turns: TurnStore, fetched: Fetched, max_new: int
     ) -> AnswerDone:
-        result = self._compute(document, tail, self._sequence(document, tail, max_new))
+        sequence = self._sequence(document, tail, max_new)
+        watch(self._context, tail)
+        result = self._compute(document, tail, sequence)
         dropped = self._cancel.reason in (Reason.CLOSED, Reason.RELEASED)
         if dropped or not result.sampled_ids:
             raise Cancelled("the request was cancelled")
+        looks = self._looks(document, tail, fetched, sequence)
         nbytes = turns.save(self._request.kv_id, result.computed_ids, fetched.spans)
-        return self._done(result, nbytes)
+        return self._done(result, nbytes, *looks)
+
+    def _looks(
+        self, document: ResidentDocument, tail: Tail, fetched: Fetched, sequence: Sequence
+    ) -> tuple[list[PieceLooks], float]:
+        """Where the answer looked. An answer without it is better than none."""
+        try:
+            assert sequence.writer is not None
+            pieces = Pieces.of(sequence.writer, len(sequence.sampled))
+            return looks_of_answer(self._context, document, tail, fetched, self._source.ranges, pieces)
+        except (RuntimeError, ValueError):
+            if not self._context.scheduler.alive:
+                raise
+            log.exception("where an answer looked is not known")
+            return [], 0.0
 
     def _sequence(self, document: ResidentDocument, tail: Tail, max_new: int) -> Sequence:
         request, context = self._request, self._context
@@ -213,7 +241,7 @@ class Answer:
             self._source.set_aside(str(error))
             raise SnapshotMiss(MissReason.CANARY, str(error)) from None
 
-    def _done(self, result: SequenceResult, nbytes: int) -> AnswerDone:
+    def _done(self, result: SequenceResult, nbytes: int, looks: list[PieceLooks], looks_ms: float) -> AnswerDone:
         n, spent = len(result.sampled_ids), result.last_token_s - result.first_token_s
         return AnswerDone(
             finish_reason=result.finish_reason,
@@ -226,6 +254,8 @@ class Answer:
             engine_prefilled_tokens=self._n_prefilled,
             kv_stored=nbytes > 0,
             kv_nbytes=nbytes,
+            looks=looks,
+            looks_ms=looks_ms,
         )
 
     @staticmethod

@@ -202,6 +202,7 @@ class Compaction:
         if gathered.slots is not None:
             check = self._cancel.check
             load_slots(context.scheduler, runner, entry.handle, gathered.slots, check, LOADS_AHEAD)
+            entry.slot_places = gathered.slots.places(runner.watched_heads)
         complete(context, entry, self._kept)
         entry.last_token = self._tokens[-1]
         entry.canary = make_canary(context.last_logits(entry))

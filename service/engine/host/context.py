@@ -97,6 +97,7 @@ def bring_in(
             context.store.speeds.record_bytes("disk", reader.nbytes, time.monotonic() - started)
         if slots is not None:
             load_slots(context.scheduler, context.runner, entry.handle, slots, check, LOADS_AHEAD)
+            entry.slot_places = slots.places(context.runner.watched_heads)
         complete(context, entry, subject.kept)
 
 

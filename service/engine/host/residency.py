@@ -3,10 +3,13 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from service.engine.messages import DocumentRef, ReleaseDone
 from service.engine.protocol import Runner
@@ -31,7 +34,8 @@ class ResidentDocument:
     """`handle` is the runner's. `token_digest` names its `n_tokens` rows, which need not be all of the document's, and
     its `n_slot_rows` slots, those of all heads of all layers together.
     `next_position`, `last_position`: of its rows, None for consecutive tokens. `verified`: its canary agreed, or it was
-    computed here. `source`: the tier it was loaded from. A `pinned` one leaves only when no other can."""
+    computed here. `slot_places`: the tokens that are slots, of each watched head. `source`: the tier it was loaded
+    from. A `pinned` one leaves only when no other can."""
 
     ref: DocumentRef
     token_digest: str
@@ -43,6 +47,7 @@ class ResidentDocument:
     next_position: int | None = None
     last_position: int | None = None
     canary: Any = None
+    slot_places: Sequence[npt.NDArray[np.int64]] = ()
     verified: bool = False
     source: str = "none"
     pinned: bool = False

@@ -23,10 +23,18 @@ Places = list[list[npt.NDArray[np.int64]]]
 
 @dataclass(frozen=True, slots=True)
 class SlotRecords:
-    """Encoded slots: `counts` of each head, `records` of each layer, as `cache_store.slots` says."""
+    """Encoded slots: `counts` of each head, `records` of each layer, as `cache_store.slots` says. `ids`: the tokens
+    that they are, in the order of the stored rows."""
 
     counts: Counts
     records: list[memoryview]
+    ids: npt.NDArray[np.integer]
+
+    def places(self, heads: Sequence[tuple[int, int]]) -> list[npt.NDArray[np.int64]]:
+        """The tokens that are slots of each of `heads`, pairs of layer and head."""
+        sizes = np.array([[stored_rows(n) for n in of_layer] for of_layer in self.counts], np.int64)
+        firsts = (sizes.cumsum() - sizes.ravel()).reshape(sizes.shape)
+        return [np.asarray(self.ids[firsts[i, h] : firsts[i, h] + self.counts[i][h]], np.int64) for i, h in heads]
 
 
 class SlotGatherer:
@@ -48,7 +56,8 @@ class SlotGatherer:
 
     @property
     def slots(self) -> SlotRecords:
-        return SlotRecords([[len(rows) for rows in of_layer] for of_layer in self._places], self._taken)
+        counts = [[len(rows) for rows in of_layer] for of_layer in self._places]
+        return SlotRecords(counts, self._taken, np.array(_stored_ids(self._places), np.int64))
 
 
 def write_slots(store: SnapshotStore, runner: Runner, subject: Subject, slots: SlotRecords, places: Places) -> int:
@@ -57,7 +66,7 @@ def write_slots(store: SnapshotStore, runner: Runner, subject: Subject, slots: S
     Raises what storing raises.
     """
     layout = slot_layout(runner.layout)
-    ids = [place for of_layer in places for rows in of_layer for place in _filled(rows)]
+    ids = _stored_ids(places)
     nbytes = layout.record_nbytes(layout.block_tokens)
     with store.begin(
         subject.slots_key, runner.fingerprint, layout, ids, context_digest=subject.digest, slot_counts=slots.counts
@@ -92,7 +101,7 @@ def read_slots(reader: SnapshotReader) -> SlotRecords:
     for n in layer_rows(counts):
         records.append(data[at : at + n * row])
         at += n * row
-    return SlotRecords(counts, records)
+    return SlotRecords(counts, records, reader.token_ids)
 
 
 def load_slots(
@@ -110,6 +119,11 @@ def load_slots(
 def _counts(reader: SnapshotReader) -> Counts:
     stored = reader.manifest.slots
     return [] if stored is None else stored.counts
+
+
+def _stored_ids(places: Places) -> list[int]:
+    """The token of each stored row."""
+    return [place for of_layer in places for rows in of_layer for place in _filled(rows)]
 
 
 def _filled(rows: npt.NDArray[np.int64]) -> list[int]:

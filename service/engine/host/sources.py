@@ -8,6 +8,7 @@ from cache_store.errors import MissReason
 from service.engine.host.context import HostContext, bring_in
 from service.engine.host.fetching import Fetchable, Fetcher
 from service.engine.host.kept import Subject, check_retention
+from service.engine.host.looking import RowRanges
 from service.engine.host.residency import ResidentDocument
 from service.engine.host.together import SeveralDocuments
 from service.engine.messages import AnswerRequest, DocumentRef
@@ -19,7 +20,7 @@ Opened = tuple[ResidentDocument, bool, Fetcher | None]
 
 class AnswerSource(Protocol):
     """`ref` and `digest` name the rows in memory, of which a head has `n_resident` in the mean; a session's turns begin
-    at `next_position`. `fetch_tokens`: how many one question may bring back."""
+    at `next_position`. `fetch_tokens`: how many one question may bring back. `ranges`: which tokens the rows are."""
 
     @property
     def ref(self) -> DocumentRef: ...
@@ -31,6 +32,8 @@ class AnswerSource(Protocol):
     def next_position(self) -> int: ...
     @property
     def fetch_tokens(self) -> int: ...
+    @property
+    def ranges(self) -> RowRanges: ...
 
     @contextmanager
     def opened(self, cancel: CancelToken) -> Iterator[Opened]:
@@ -64,6 +67,9 @@ class OneDocument:
         self.n_resident = self._subject.n_resident
         self.next_position = self._subject.next_position
         self.fetch_tokens = request.retention.fetch_tokens if request.retention else 0
+        kept = self._subject.kept
+        verbatim = [(0, self._subject.n_tokens)] if kept is None else kept.verbatim
+        self.ranges = [(0, first, last) for first, last in verbatim]
 
     @contextmanager
     def opened(self, cancel: CancelToken) -> Iterator[Opened]:

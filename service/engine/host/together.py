@@ -36,6 +36,7 @@ class SeveralDocuments:
         ]
         self.fetch_tokens = fetch_tokens
         self.ref = together_ref([part.document for part in parts])
+        self.ranges = [(number, *pair) for number, part in enumerate(parts) for pair in part.resident]
         self.n_resident = sum(last - first for part in parts for first, last in part.resident)
         ends = [subject.segments.next_position(subject.n_tokens) for subject in self._subjects]
         self.next_position = max(ends) + QUESTION_GAP

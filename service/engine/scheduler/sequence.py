@@ -10,6 +10,8 @@ from service.engine.scheduler.detokenizer import Detokenizer
 from service.engine.scheduler.sampling import Sampler
 from service.engine.scheduler.stops import StopStrings
 
+_BREAKS = frozenset(".!?;。！？｡；\n")
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceResult:
@@ -28,16 +30,24 @@ class SequenceResult:
 
 
 class AnswerWriter:
-    """Sampled tokens to the text that may be shown: characters whole, stop strings held back."""
+    """Sampled tokens to the text that may be shown: characters whole, stop strings held back.
+
+    `ends`: of each token the characters of the text through it; `breaks`: whether a sentence or line may end in it.
+    """
 
     def __init__(self, detokenizer: Detokenizer, stops: StopStrings, emit: Callable[[str], object]) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._emit = emit
+        self.ends: list[int] = []
+        self.breaks: list[bool] = []
 
     def push(self, token_id: int) -> bool:
         """Show what `token_id` completed; whether it completed a stop string."""
-        text, stopped = self._stops.push(self._detokenizer.push(token_id))
+        new = self._detokenizer.push(token_id)
+        self.ends.append((self.ends[-1] if self.ends else 0) + len(new))
+        self.breaks.append(not _BREAKS.isdisjoint(new))
+        text, stopped = self._stops.push(new)
         self._show(text)
         return stopped
 

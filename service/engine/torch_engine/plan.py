@@ -136,11 +136,15 @@ class Group:
 @dataclass(slots=True)
 class StepPlan:
     """New tokens of several sequences, each behind its document and its own tail. `scratch` is used by one plan at a
-    time."""
+    time. Of the layers in `taken` the queries of the last row of each sequence are put there, ``[heads, sequences,
+    head_dim]``."""
 
     groups: list[Group]
     rotation: Tensor | None
     scratch: Scratch = field(default_factory=Scratch)
+    taken: dict[int, Tensor | None] = field(default_factory=dict)
+    _last: Tensor | None = None
+    _queries: Tensor | None = None
     _steps: list["_GroupStep"] = field(default_factory=list)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -157,12 +161,22 @@ class StepPlan:
             self._steps = [_GroupStep(group, q.shape[0], k.shape[0], self.scratch) for group in self.groups]
         for step in self._steps:
             step.bind(q, k, v)
+        self._queries = q
 
     def attend_bound(self, layer: int) -> Tensor:
         """As `attend`, with what is bound. The output may be overwritten by the next call."""
+        if layer in self.taken:
+            self._take(layer)
         if len(self._steps) == 1:
             return self._steps[0].attend(layer)
         return torch.cat([step.attend(layer) for step in self._steps], 1)
+
+    def _take(self, layer: int) -> None:
+        assert self._queries is not None
+        if self._last is None:
+            ends = [m.first + m.n - 1 for group in self.groups for m in group.members]
+            self._last = torch.tensor(ends, device=self._queries.device)
+        self.taken[layer] = self._queries.index_select(1, self._last)
 
 
 class _GroupStep:

@@ -21,6 +21,9 @@ from service.engine.torch_engine.plan import Group, Plan, PrefillDone, PrefillPl
 from service.engine.torch_engine.probes import QueriesPlan, ReplayPlan
 from service.engine.torch_engine.scratch import Scratch
 from service.engine.torch_engine.slots import SlotRows, slots_nbytes
+from service.engine.torch_engine.watched import head_keys, watched_queries
+from service.engine.watch.masses import Looks, looks_of
+from service.engine.watch.queries import KeptQueries
 
 ENGINE_VERSION = "torch-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
@@ -52,6 +55,8 @@ class TorchRunner:
         self._memory = KVMemory(self.layout, exact, loaded.compute_dtype, loaded.device)
         # A tail has another length at every step. In BF16 each would have the CPU library compile and keep a product.
         self._tails = TailPool(KVMemory(self.layout, exact, exact, loaded.device), n_slots, tail_tokens)
+        self.watched_heads: Sequence[tuple[int, int]] = ()
+        self._kept = KeptQueries()
         self._rotation = None if kv_type is KVType.FP16 else rotate(torch.eye(card.head_dim)).to(loaded.device)
 
     @classmethod
@@ -182,6 +187,7 @@ class TorchRunner:
         return self._tails.take()
 
     def free_tail(self, slot: int) -> None:
+        self._kept.end(slot)
         self._tails.give_back(slot)
 
     def tail_length(self, slot: int) -> int:
@@ -218,6 +224,17 @@ class TorchRunner:
     def drop_fetched(self, slot: int) -> None:
         self._tails[slot].drop_fetched()
 
+    def watch_tail(self, slot: int) -> None:
+        self._kept.begin(slot)
+
+    @torch.inference_mode()
+    def tail_looks(self, slot: int, document: DocumentKV, pieces: Sequence[int]) -> Looks:
+        """Raises ValueError when fewer rows were watched."""
+        queries = self._kept.last(slot, sum(pieces))
+        self._kept.end(slot)
+        keys = [head_keys(document, self._tails[slot], layer, head) for layer, head in self.watched_heads]
+        return looks_of(list(queries), keys, pieces)
+
     def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
         """Raises ValueError when a sequence has no room for its rows."""
         ordered = sorted(range(len(batch)), key=lambda i: id(batch[i].document))
@@ -235,8 +252,12 @@ class TorchRunner:
             positions.append(self._positions(rows, member))
             wanted.append(torch.arange(member.first + rows.logits_from, member.first + member.n))
             tokens.extend(rows.tokens)
-        plan = StepPlan(groups, self._rotation, self._scratch)
+        watched = [batch[i].slot for i in ordered] if any(rows.slot in self._kept for rows in batch) else []
+        layers = {layer for layer, _ in self.watched_heads} if watched else ()
+        plan = StepPlan(groups, self._rotation, self._scratch, dict.fromkeys(layers))
         logits = self._run(tokens, torch.cat(positions), plan, torch.cat(wanted))
+        if layers:
+            self._kept.add(watched, watched_queries(plan.taken, self.watched_heads, self.layout.n_kv_heads))
         for group in groups:
             for member in group.members:
                 member.tail.length += member.n - member.refeed

@@ -4,7 +4,7 @@ import pytest
 
 from service.db.models import PageRow
 from service.engine.fake import digest_of
-from service.engine.messages import DocumentRef, Failed, SpanRef
+from service.engine.messages import DocumentRef, Failed, Look, PieceLooks, SpanRef
 from service.errors import Invalid, NotFound, TooLong, Unavailable
 from tests.service.core.conftest import DOCUMENT_IDS, OWNER, document_row
 
@@ -65,6 +65,19 @@ async def test_citations_and_provenance_name_the_document(world) -> None:
     world.engine.reply = ["The safety officer is Bartholomew Kemp."]
     result = await world.answer(await session(world, "doc_3", "doc_1"), "Who?")
     assert [(c["document_id"], c["page"]) for c in result["citations"]] == [("doc_1", 1)]
+
+
+async def test_attention_is_told_by_document_and_stays_after_a_restart(world) -> None:
+    world.engine.reply = ["She audits ", "the books."]
+    world.engine.looks = [PieceLooks(21, 0.5, [Look(300, 290, 0.4, 1), Look(0, 16, 0.1, 0)])]
+    session_id = await session(world)
+    (citation,) = (await world.answer(session_id, "Who audits?"))["citations"]
+    assert (citation["document_id"], citation["page"], citation["attention"]) == ("doc_3", 2, 1.0)
+    assert citation["quote"] in THIRD
+    assert citation["score"] < 0.5
+    world.conversations = world.build()
+    _, (turn,) = await world.sessions.get(OWNER, session_id)
+    assert turn.citations == [citation]
 
 
 async def test_a_follow_up_hands_over_the_spans_with_their_documents(world) -> None:
