@@ -8,7 +8,7 @@ MODEL := $(DATA)/models/demo
 ADAPTER := examples/demo_model/adapter/adapter_model.safetensors
 MADE_OF := adapter.cksum
 
-.PHONY: setup model demo serve servers test storms chaos check kernels docs bench clean
+.PHONY: setup model demo serve servers test storms browser chaos check kernels docs bench clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -51,6 +51,11 @@ kernels: setup
 # Every fault of `make chaos` once.
 storms: setup servers
 	$(PY) -m pytest -q -m storm tests/chaos
+
+# The page in real Chromium. SCREENSHOTS=docs/images writes the pictures of the docs again.
+browser: setup
+	scripts/browser.sh $(VENV)
+	$(PY) -m pytest -q tests/browser $(if $(SCREENSHOTS),--screenshots $(SCREENSHOTS))
 
 # Redis and PostgreSQL, which the tests start.
 servers:

@@ -23,6 +23,8 @@ from service.core.adapters import Given, open_adapters
 from service.core.services import Services, open_services
 from service.errors import NotFound
 from service.settings import Settings
+from service.web import routes as web
+from service.web.frame import Framed
 
 _log = structlog.get_logger("preread.serve")
 MAX_BODY_BYTES = 1 << 20
@@ -54,7 +56,7 @@ def create_app(
 
     metrics = Metrics()
     app = Litestar(
-        route_handlers=[*CONTROLLERS, *controllers],
+        route_handlers=[*CONTROLLERS, *web.CONTROLLERS, *controllers],
         lifespan=[lifespan],
         dependencies={
             "services": Provide(_services, sync_to_thread=False),
@@ -80,7 +82,7 @@ def create_app(
     )
     # Litestar's own middleware never sees a request that has no route.
     authenticated = Authenticated(app.asgi_handler, lambda: _services(app.state))
-    app.asgi_handler = Observed(Guarded(authenticated, settings), metrics)
+    app.asgi_handler = Observed(Guarded(Framed(authenticated), settings), metrics)
     return app
 
 

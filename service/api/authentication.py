@@ -1,4 +1,5 @@
-"""Who a request comes from: the key in `Authorization: Bearer`, looked at before there is a route or a body.
+"""Who a request comes from: the key in `Authorization: Bearer`, or the cookie of a browser that signed in, looked at
+before there is a route or a body.
 
 It stands around the router, so that an address without a route tells nothing either, and no handler can be forgotten.
 """
@@ -8,14 +9,16 @@ from typing import Any
 
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from service.api.browsers import cookie_of, require_own_page
 from service.api.problems import refuse
 from service.core.audit import acting_with
-from service.core.keys import LOCAL_PRINCIPAL
+from service.core.keys import LOCAL_PRINCIPAL, Principal
 from service.core.services import Services
 from service.errors import ServiceError
 
-_OPEN = ("/health/live", "/health/ready")
-"""What needs no key: load balancers have none."""
+_OPEN = ("/health/live", "/health/ready", "/app/sign-in", "/app/link", "/app/preferences")
+"""What needs no key: load balancers have none, nor who is about to sign in."""
+_OPEN_BELOW = "/app/static/"
 
 
 class Authenticated:
@@ -30,10 +33,10 @@ class Authenticated:
             await self._app(scope, receive, send)
             return
         principal = LOCAL_PRINCIPAL
-        if scope["path"].rstrip("/") not in _OPEN:
+        if scope["path"].rstrip("/") not in _OPEN and not scope["path"].startswith(_OPEN_BELOW):
             services = self._services()
             try:
-                principal = await services.keys.principal(_token(scope))
+                principal = await _principal(services, scope)
                 await services.rates.require(principal.account)
             except ServiceError as error:
                 await refuse(error, scope, send)
@@ -41,6 +44,15 @@ class Authenticated:
         scope["state"]["principal"] = principal
         with acting_with(principal.key_id):
             await self._app(scope, receive, send)
+
+
+async def _principal(services: Services, scope: Scope) -> Principal:
+    """Raises Unauthenticated, Forbidden, DatabaseUnavailable."""
+    token = _token(scope)
+    if token is not None or not await services.keys.required() or (cookie := cookie_of(scope)) is None:
+        return await services.keys.principal(token)
+    require_own_page(scope)
+    return await services.web_sessions.principal(cookie)
 
 
 def _token(scope: Any) -> str | None:

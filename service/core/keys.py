@@ -15,7 +15,7 @@ from service.core.background import Background
 from service.core.clock import Clock
 from service.core.credentials import digest_of, is_key, matches, split
 from service.db.engine import Database
-from service.db.people import LOCAL, KeyRow
+from service.db.people import LOCAL, KeyRow, ShareRow
 from service.errors import DatabaseUnavailable, Invalid, Unauthenticated
 from service.settings import Settings
 
@@ -85,6 +85,18 @@ class Keys(Background):
             raise Unauthenticated(_REFUSED, code="invalid_key")
         return await (self._by_key(*parts) if is_key(parts[0]) else self._by_link(*parts))
 
+    async def holder(self, id: str) -> Principal:
+        """Of a key, or a link, whose token was known before. Raises Unauthenticated when it is not valid any more,
+        DatabaseUnavailable."""
+        async with self._db.reading() as uow:
+            key = await uow.people.key(id) if is_key(id) else None
+            link = None if is_key(id) else await uow.shares.get(id)
+        if key is not None and key.revoked_at is None and self._lasts(key.expires_at):
+            return self._holder_of_key(key)
+        if link is not None and self._lasts(link.expires_at):
+            return _holder_of_link(link)
+        raise Unauthenticated(_REFUSED, code="invalid_key")
+
     async def is_valid(self, principal: Principal) -> bool:
         """Whether a key, or a link, that was valid is so still. Raises DatabaseUnavailable."""
         if principal.key_id is None:
@@ -126,8 +138,7 @@ class Keys(Background):
         known = matches(row.digest if row else None, key_id, secret)
         if row is None or not known or row.revoked_at is not None or not self._lasts(row.expires_at):
             raise Unauthenticated(_REFUSED, code="invalid_key")
-        self._used[key_id] = self._clock.now()
-        return Principal(row.user_id, key_id, scopes_of(row.scopes), row.user_id)
+        return self._holder_of_key(row)
 
     async def _by_link(self, share_id: str, secret: str) -> Principal:
         async with self._db.reading() as uow:
@@ -135,10 +146,18 @@ class Keys(Background):
         known = matches(row.digest if row else None, share_id, secret)
         if row is None or not known or not self._lasts(row.expires_at):
             raise Unauthenticated(_REFUSED, code="invalid_key")
-        return Principal(share_id, share_id, frozenset(_INCLUDED[row.access]), row.created_by)
+        return _holder_of_link(row)
+
+    def _holder_of_key(self, row: KeyRow) -> Principal:
+        self._used[row.id] = self._clock.now()
+        return Principal(row.user_id, row.id, scopes_of(row.scopes), row.user_id)
 
     def _lasts(self, expires_at: float | None) -> bool:
         return expires_at is None or expires_at > self._clock.now()
+
+
+def _holder_of_link(row: ShareRow) -> Principal:
+    return Principal(row.id, row.id, frozenset(_INCLUDED[row.access]), row.created_by)
 
 
 def scopes_of(names: Collection[str]) -> frozenset[str]:

@@ -31,6 +31,7 @@ from service.core.snapshots import Snapshots
 from service.core.together import Gathering
 from service.core.uploads import Uploads
 from service.core.watching import RowWatch
+from service.core.web_sessions import WebSessions
 from service.db.engine import Database
 from service.engine.protocol import EngineClient
 from service.settings import Settings
@@ -56,6 +57,7 @@ class Services:
     conversations: Conversations
     readiness: Readiness
     keys: Keys
+    web_sessions: WebSessions
     sharing: Sharing
     permits: Permits
     rates: Rates
@@ -142,6 +144,7 @@ def _services(
         conversations=conversations,
         readiness=Readiness(settings, db, engine, clock),
         keys=keys,
+        web_sessions=WebSessions(db, keys, clock),
         sharing=Sharing(db, conversations.sessions, clock),
         permits=Permits(db, keys, clock),
         rates=rates,

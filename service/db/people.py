@@ -56,6 +56,21 @@ class KeyRow(Base):
     __table_args__ = (Index("ix_api_keys_user", "user_id"),)
 
 
+class WebSessionRow(Base):
+    """A browser that signed in: `id` and the hash of a secret, which its cookie has, stand for a key or a link."""
+
+    __tablename__ = "web_sessions"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    key_id: Mapped[str] = mapped_column(String(64))
+    """Of a key, or of a share that is a link; whether it is valid still is looked up with every request."""
+    created_at: Mapped[float]
+    expires_at: Mapped[float]
+
+    __table_args__ = (Index("ix_web_sessions_expires", "expires_at"),)
+
+
 class ShareRow(Base):
     """A document, or a session with its documents, that others may see. Revoked is removed.
 

@@ -12,6 +12,7 @@ from service.db.repositories.records import Records
 from service.db.repositories.sessions import Sessions
 from service.db.repositories.shares import Shares
 from service.db.repositories.turns import Turns
+from service.db.repositories.web_sessions import WebSessions
 
 
 class UnitOfWork:
@@ -29,9 +30,10 @@ class UnitOfWork:
         self.sessions = Sessions(session)
         self.shares = Shares(session)
         self.turns = Turns(session)
+        self.web_sessions = WebSessions(session)
 
 
 __all__ = [
     "Deletions", "Documents", "Pages", "People", "Processes", "Rebuilds", "Records", "Sessions", "Shares", "Turns",
-    "UnitOfWork",
+    "UnitOfWork", "WebSessions",
 ]  # fmt: skip

@@ -1,0 +1,100 @@
+"""The first page: documents, what others share, earlier conversations; and parts of it, fetched again by htmx."""
+
+from typing import Annotated, Any
+
+from litestar import Controller, Request, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, QueryParameter
+
+from service.core.documents import DocumentChanges, DocumentView
+from service.core.keys import Principal
+from service.core.services import Services
+from service.web.pages import with_error_pages
+from service.web.rendering import base, form_of, render
+from service.web.signing_in import see
+
+PAGE = 20
+CHANGED = {"HX-Trigger": "documents-changed"}
+"""Makes the list fetch itself again."""
+
+
+class LibraryController(Controller):
+    """Lists of what somebody has, or is shared with them."""
+
+    path = "/"
+    include_in_schema = False
+    exception_handlers = with_error_pages
+
+    @get("/")
+    async def library(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        principal: NamedDependency[Principal],
+    ) -> Response[str] | Response[bytes]:
+        """All lists; who comes by a link goes to the one thing that it opens."""
+        if principal.is_link:
+            return see(base(request) + await _behind_link(services, principal))
+        own, more = await services.documents.page(principal.user_id, limit=PAGE, after=None)
+        others, _ = await services.documents.page(principal.user_id, limit=PAGE, after=None, shared=True)
+        sessions = services.conversations.sessions
+        return render(
+            request,
+            "library.html",
+            documents=own,
+            has_more=more,
+            others=others,
+            sessions=(await sessions.page(principal.user_id, limit=PAGE)).sessions,
+            shared_sessions=(await sessions.page(principal.user_id, limit=PAGE, shared=True)).sessions,
+            name=await services.web_sessions.name_of(principal),
+            signed_in=principal.key_id is not None,
+            max_nbytes=services.settings.max_upload_bytes,
+        )
+
+    @get("/app/documents")
+    async def documents(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        principal: NamedDependency[Principal],
+        after: Annotated[str | None, QueryParameter()] = None,
+    ) -> Response[str]:
+        """Rows of the list, after the last one seen."""
+        own, more = await services.documents.page(principal.user_id, limit=PAGE, after=after)
+        return render(request, "rows.html", documents=own, has_more=more)
+
+    @get("/app/documents/{document_id:str}/row")
+    async def row(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        document_id: FromPath[str],
+    ) -> Response[str]:
+        """One row, when its document changed."""
+        return _row(request, await services.documents.get(owner_id, document_id))
+
+    @post("/app/documents/{document_id:str}/pin", status_code=200)
+    async def pin(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        document_id: FromPath[str],
+    ) -> Response[str]:
+        """Pin it, or no longer; its row."""
+        pinned = (await form_of(request)).get("pinned") == "true"
+        view = await services.documents.change(owner_id, document_id, DocumentChanges(pinned=pinned))
+        return _row(request, view)
+
+
+async def _behind_link(services: Services, principal: Principal) -> str:
+    sessions = await services.conversations.sessions.page(principal.user_id, limit=1, shared=True)
+    if sessions.sessions:
+        return f"/app/sessions/{sessions.sessions[0].id}"
+    documents, _ = await services.documents.page(principal.user_id, limit=1, after=None, shared=True)
+    return f"/app/documents/{documents[0].row.id}" if documents else "/app/sign-in"
+
+
+def _row(request: Request[Any, Any, Any], view: DocumentView) -> Response[str]:
+    return render(request, "row.html", document=view)

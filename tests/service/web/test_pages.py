@@ -1,0 +1,243 @@
+"""The page without a browser: what is sent with it, who may see it, and that text stays text."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from service.errors import Unauthenticated
+from service.web import assets, catalogue, frame
+from service.web.rendering import own_path
+
+WEB = Path(catalogue.__file__).parent
+HTML = {"Accept": "text/html"}
+EVIL = '"><img src=x onerror=alert(1)>'
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def signed_in(client, person):
+    """A client whose only credential is the cookie of Ann."""
+    ann = await person(client.services)
+    token = ann.headers["Authorization"].split()[1]
+    response = await client.post(
+        "/app/sign-in", data={"key": token, "next": "/"}, headers={"Origin": "http://localhost"}
+    )
+    assert (response.status_code, response.headers["location"]) == (303, "/")
+    client.sign_in = response
+    client.token = token
+    return client
+
+
+def own(**headers):
+    return {"Origin": "http://localhost", **headers}
+
+
+async def test_every_page_is_sent_with_a_strict_policy(client):
+    for path in ("/", "/app/documents/doc_none", "/app/static/app.js", "/app/link"):
+        response = await client.get(path, headers=HTML)
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert response.headers["referrer-policy"] == "same-origin"
+
+
+async def test_the_api_is_as_before(client):
+    assert "content-security-policy" not in (await client.get("/v1/documents")).headers
+    paths = (await client.get("/schema/openapi.json")).json()["paths"]
+    assert not [path for path in paths if path == "/" or path.startswith("/app")]
+
+
+async def test_nobody_signs_in_where_there_are_no_keys(client):
+    assert (await client.get("/", headers=HTML)).status_code == 200
+    assert "Sign out" not in (await client.get("/", headers=HTML)).text
+    assert (await client.get("/app/sign-in")).headers["location"] == "/"
+
+
+async def test_who_is_not_signed_in_is_led_to_the_form_and_back(client, person):
+    await person(client.services)
+    led = await client.get("/app/documents/doc_1", headers=HTML)
+    assert (led.status_code, led.headers["location"]) == (303, "/app/sign-in?next=/app/documents/doc_1")
+    assert led.content == b""
+    part = await client.get("/app/documents", headers={**HTML, "HX-Request": "true"})
+    assert part.status_code == 401
+    assert 'value="/app/documents/doc_1"' in (await client.get(led.headers["location"])).text
+
+
+async def test_the_cookie_stands_for_the_key_and_holds_nothing_of_it(signed_in):
+    cookie = signed_in.sign_in.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "samesite=strict" in cookie.lower()
+    assert "Path=/;" in cookie
+    for part in signed_in.token.split("."):
+        assert part not in cookie
+    assert (await signed_in.get("/v1/documents")).status_code == 200
+    assert "ann" in (await signed_in.get("/")).text
+
+
+async def test_over_https_the_cookie_is_for_https_only(client, person):
+    ann = await person(client.services)
+    key = ann.headers["Authorization"].split()[1]
+    headers = {"Origin": "https://localhost", "Host": "localhost"}
+    response = await client.post("/app/sign-in", data={"key": key}, headers=headers)
+    assert "Secure" in response.headers["set-cookie"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+async def test_the_cookie_alone_changes_nothing(signed_in, headers):
+    for path in ("/v1/documents", "/app/sign-out", "/app/documents/doc_1/delete"):
+        refused = await signed_in.post(path, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
+
+
+async def test_who_signs_out_is_out_everywhere(signed_in):
+    cookie = signed_in.cookies["preread_session"]
+    response = await signed_in.post("/app/sign-out", headers=own())
+    assert response.headers["location"] == "/app/sign-in"
+    with pytest.raises(Unauthenticated):
+        await signed_in.services.web_sessions.principal(cookie)
+
+
+async def test_a_revoked_key_ends_what_signed_in_with_it(signed_in):
+    from service.core.key_ring import KeyRing
+
+    ring = KeyRing(signed_in.services.db, signed_in.services.clock)
+    await ring.revoke((await ring.all())[0].row.id)
+    assert (await signed_in.get("/v1/documents")).status_code == 401
+
+
+async def test_a_sign_in_ends_by_itself(open_client, person, clock):
+    async with open_client(clock=clock) as client:
+        key = (await person(client.services)).headers["Authorization"].split()[1]
+        await client.post("/app/sign-in", data={"key": key}, headers=own())
+        clock.advance(7 * 24 * 3600 - 1)
+        assert (await client.get("/app/session")).status_code == 204
+        clock.advance(2)
+        assert (await client.get("/app/session")).status_code == 401
+
+
+@pytest.mark.parametrize("key", ["", "nonsense", "key_01m8aaaaaaaa." + "a" * 43, "shr_01m8aaaaaaaa." + "a" * 43])
+async def test_a_wrong_key_is_told_with_what_to_do(client, person, key):
+    await person(client.services)
+    response = await client.post("/app/sign-in", data={"key": key}, headers=own())
+    assert response.status_code == 401
+    assert 'role="alert"' in response.text
+    assert "set-cookie" not in response.headers
+
+
+async def test_titles_are_only_ever_text(client, made):
+    document = await made(client, name=f"{EVIL}.txt", title=EVIL)
+    session = await client.post("/v1/sessions", json={"document_ids": [document["id"]], "title": EVIL})
+    dialogs = [f"/app/documents/{document['id']}/{name}" for name in ("edit", "share", "delete")]
+    for path in ("/", f"/app/documents/{document['id']}", f"/app/sessions/{session.json()['id']}", *dialogs):
+        text = (await client.get(path, headers=HTML)).text
+        assert "<img" not in text, path
+        assert "&lt;img" in text, path
+
+
+async def test_rows_and_dialogs_do_what_they_say(client, made):
+    document_id = (await made(client))["id"]
+    pinned = await client.post(f"/app/documents/{document_id}/pin", data={"pinned": "true"})
+    assert 'aria-pressed="true"' in pinned.text
+    edited = await client.post(f"/app/documents/{document_id}/edit", data={"title": "Renamed", "keep": "7d"})
+    assert edited.headers["hx-trigger"] == "documents-changed"
+    body = (await client.get(f"/v1/documents/{document_id}")).json()
+    assert (body["title"], body["pinned"], body["expires_at"] is not None) == ("Renamed", True, True)
+    receipt = await client.post(f"/app/documents/{document_id}/delete")
+    assert "Uploaded file" in receipt.text
+    assert (await client.get(f"/v1/documents/{document_id}")).status_code == 404
+
+
+async def test_a_link_opens_one_thing_and_signs_nobody_out(signed_in, until):
+    key = {"Authorization": f"Bearer {signed_in.token}"}
+    files = {"file": ("notes.txt", b"The keeper is Marta Kovalenko. " * 20)}
+    document_id = (await signed_in.post("/v1/documents", files=files, headers=key)).json()["id"]
+    await until(signed_in, document_id)
+    wanted = {"with": "link", "access": "read"}
+    share = await signed_in.post(f"/app/documents/{document_id}/share", data=wanted, headers=own())
+    token = re.search(r"/app/link#([^\"]+)", share.text)[1]
+    opened = await signed_in.post("/app/link", data={"token": token}, headers=own())
+    path = opened.json()["path"]
+    assert path == f"/link/{token.split('.')[0]}/"
+    assert f"Path={path}" in opened.headers["set-cookie"]
+    assert (await signed_in.get(path)).headers["location"] == f"{path}app/documents/{document_id}"
+    page = await signed_in.get(f"{path}app/documents/{document_id}")
+    assert "shared with you for reading" in page.text
+    assert (await signed_in.get(f"{path}v1/documents/{document_id}")).json()["access"] == "read"
+    assert (await signed_in.get(f"/v1/documents/{document_id}")).json()["access"] == "owner"
+    share_id = token.split(".")[0]
+    await signed_in.post(f"/app/documents/{document_id}/share/{share_id}/revoke", headers=own())
+    assert (await signed_in.get(f"{path}v1/documents/{document_id}")).status_code == 401
+
+
+async def test_only_pdfs_are_shown_by_the_browser(client, made):
+    page = await made(client, data=b"<!doctype html><script>alert(1)</script><p>Hello " * 9, name="page.html")
+    assert (await client.get(f"/app/documents/{page['id']}/file")).status_code == 415
+
+
+def test_both_languages_have_every_message_with_the_same_values():
+    english, chinese = catalogue.messages("en"), catalogue.messages("zh")
+    assert list(english) == list(chinese)
+    for key, text in english.items():
+        assert set(re.findall(r"\{\w+\}", text)) == set(re.findall(r"\{\w+\}", chinese[key])), key
+
+
+def test_every_message_that_is_used_is_there_and_none_is_for_nothing():
+    templates = "".join(path.read_text() for path in (WEB / "templates").glob("*.html"))
+    scripts = "".join(path.read_text() for path in (WEB / "static").glob("*.js") if path.name != "htmx.min.js")
+    used = set(re.findall(r"\bt\('([\w.]+\w)'", templates))
+    used |= {f"js.{key}" for key in re.findall(r'\b(?:t|key)\("([\w.]+\w)"', scripts)}
+    counted = re.findall(r"\btn\('([\w.]+)'", templates) + [f"js.{k}" for k in re.findall(r'\btn\("([\w.]+)"', scripts)]
+    used |= {f"{key}.{form}" for key in counted for form in ("one", "other")}
+    known = set(catalogue.messages("en"))
+    assert used <= known
+    computed = r"(js\.)?(status|tier|problem|cost|removed|theme|share\.access|sign_in\.refused|share\.kind)\."
+    literal = set(re.findall(r"[\"'`](?:js\.)?([\w.]+)[\"'`]", scripts))
+    spare = {key for key in known - used if not re.match(computed, key) and key.removeprefix("js.") not in literal}
+    assert spare == set()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "accepted", "language"),
+    [(None, "", "en"), (None, "zh-CN,zh;q=0.9,en;q=0.8", "zh"), (None, "fr, en;q=0.5, zh;q=0.7", "zh"),
+     ("en", "zh", "en"), ("xx", "zh", "zh"), (None, "zh;q=x", "en"), (None, "zh;q=0", "en")],
+)  # fmt: skip
+def test_the_language_is_the_chosen_one_or_the_browsers(chosen, accepted, language):
+    assert catalogue.language_of(chosen, accepted) == language
+
+
+async def test_language_and_theme_are_kept(client):
+    page = await client.get("/", headers={"Accept-Language": "zh"})
+    assert '<html lang="zh" data-theme="auto">' in page.text
+    await client.post("/app/preferences", data={"language": "en", "theme": "x"}, headers=own())
+    await client.post("/app/preferences", data={"theme": "dark", "next": "//evil.example"}, headers=own())
+    assert '<html lang="en" data-theme="dark">' in (await client.get("/", headers={"Accept-Language": "zh"})).text
+
+
+@pytest.mark.parametrize("path", ["//evil.example", "https://evil.example", "/\\evil", "evil", "/a\r\nb", ""])
+def test_nobody_is_led_to_another_site(path):
+    assert own_path(path) == "/"
+
+
+def test_scripts_and_pages_have_nothing_that_the_policy_forbids():
+    for path in (WEB / "templates").glob("*.html"):
+        text = path.read_text()
+        assert not re.search(r"\son\w+=|\sstyle=|<script(?![^>]*\ssrc=)|<style|\|\s*safe|javascript:", text), path.name
+        assert not re.search(r"\bhx-(on|vals=.js)", text), path.name
+    for path in (WEB / "static").glob("*.js"):
+        if path.name != "htmx.min.js":
+            forbidden = r"innerHTML|outerHTML(?!\")|insertAdjacentHTML|document\.write|eval\(|new Function"
+            assert not re.search(forbidden, path.read_text()), path.name
+
+
+def test_the_vendored_script_is_the_one_that_is_named():
+    noted = (WEB / "static" / "VENDORED.md").read_text()
+    version = re.search(r'version="([\d.]+)"', (WEB / "static" / "htmx.min.js").read_text())
+    assert version
+    assert f"| {version[1]} |" in noted
+    assert {"app.js", "style.css", "icon.svg", "htmx.min.js"} <= set(assets._ASSETS)
+    assert "'unsafe" not in json.dumps(frame.HEADERS)
