@@ -2,7 +2,7 @@
 
     python examples/demo.py [--dir .demo]
 
-Everything is done the way a user would: a real `preread serve`, its REST API, a real model. Exit status 0 only
+Everything is done the way a user would: a real `preread serve`, the Python client, a real model. Exit status 0 only
 when every answer was right and nothing of the document was computed again after the restart.
 """
 

@@ -1,113 +1,99 @@
-"""The REST calls of the demo; nothing in it is known to Preread that a user's client could not do."""
+"""The calls of the demo, by the client that comes with Preread."""
 
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+
+import service.client as preread
 
 from .errors import DemoError
 from .report import Answer, Reading
-from .sse import Event, events
 
-# A stream that is quiet sends a comment every 15 seconds.
-TIMEOUT = httpx.Timeout(10.0, read=120.0)
+TIMEOUT = httpx.Timeout(120.0, connect=10.0)
 
 
 class Client:
-    """Calls one server. Raises DemoError, with the server's own words, for every refusal."""
+    """Calls one server, and nothing twice: what goes wrong is to be seen. Raises DemoError, with the server's own
+    words, for every refusal."""
 
     def __init__(self, base_url: str) -> None:
-        # A proxy in the environment must not get in between: the server is on this machine.
-        self._http = httpx.Client(base_url=base_url, timeout=TIMEOUT, trust_env=False)
+        self._url = base_url
+        self._client = preread.Client(base_url, timeout=TIMEOUT, retries=0, resume_s=0)
 
     def close(self) -> None:
-        self._http.close()
+        self._client.close()
 
     def not_ready(self) -> str:
         """What the server still waits for, or "" when it would answer a question now."""
         try:
-            response = self._http.get("/health/ready", timeout=15.0)
-        except httpx.TransportError:
+            self._client.check_ready()
+        except preread.ConnectionFailed:
             return "the server loads the model"
-        return "" if response.is_success else _problem(response)
+        except preread.APIError as error:
+            return error.detail
+        return ""
 
     def upload(self, path: Path) -> str:
         """Send a file; its document's id."""
-        with path.open("rb") as file:
-            response = self._http.post("/v1/documents", files={"file": (path.name, file)})
-        return _body(response)["id"]
+        with _told("The server refused"):
+            return self._client.documents.upload(path).id
 
     def read(self, document_id: str, on_progress: Callable[[dict[str, Any]], None]) -> Reading:
         """Follow a document until it is ready."""
         began = prefill_began = time.perf_counter()
         prefill_s = 0.0
-        for event in self._stream("GET", f"/v1/documents/{document_id}/events"):
+
+        def show(document: preread.Document) -> None:
+            nonlocal prefill_began, prefill_s
             now = time.perf_counter()
-            document = event.data
-            if event.name in ("failed", "error"):
-                raise DemoError(f"The document was not read: {_reason(document)}")
-            if document["status"] in ("queued", "parsing"):
+            if document.status in ("queued", "parsing"):
                 prefill_began = now
-            elif not prefill_s and document["status"] != "prefilling":
+            elif not prefill_s and document.status != "prefilling":
                 prefill_s = now - prefill_began
-            on_progress(document["progress"])
-            if event.name == "ready":
-                return Reading.of(document, prefill_s=prefill_s, total_s=now - began)
-        raise DemoError("The stream of the document's progress ended too early.")
+            if document.error is None:
+                on_progress(msgspec.to_builtins(document.progress))
+
+        with _told("The document was not read"):
+            document = self._client.documents.wait(document_id, on_progress=show)
+        return Reading.of(msgspec.to_builtins(document), prefill_s=prefill_s, total_s=time.perf_counter() - began)
 
     def new_session(self, document_id: str) -> str:
         """A conversation about a document; its id."""
-        return _body(self._http.post("/v1/sessions", json={"document_ids": [document_id]}))["id"]
+        with _told("The server refused"):
+            return self._client.sessions.create(document_id).id
 
     def ask(self, session_id: str, question: str, on_text: Callable[[str], None]) -> Answer:
         """Ask, hand over the pieces of the answer as they come, and give the whole."""
         began = time.perf_counter()
         first_text_s = None
-        body = {"question": question, "stream": True}
-        for event in self._stream("POST", f"/v1/sessions/{session_id}/questions", json=body):
-            if event.name == "token":
-                first_text_s = first_text_s or time.perf_counter() - began
-                on_text(event.data["text"])
-            elif event.name == "error":
-                raise DemoError(f"The question was not answered: {_reason(event.data)}")
-            elif event.name == "done":
-                if first_text_s is None:
-                    raise DemoError(f"The answer to {question!r} is empty.")
-                return Answer.of(event.data, question=question, first_text_s=first_text_s)
-        raise DemoError("The stream of the answer ended too early.")
+        with _told("The question was not answered"), self._client.stream(session_id, question) as events:
+            for event in events:
+                if isinstance(event, preread.Token):
+                    first_text_s = first_text_s or time.perf_counter() - began
+                    on_text(event.text)
+            answer = events.answer()
+        if first_text_s is None:
+            raise DemoError(f"The answer to {question!r} is empty.")
+        return Answer.of(msgspec.to_builtins(answer), question=question, first_text_s=first_text_s)
 
     def counter(self, name: str) -> int:
         """A metric without labels."""
-        text = self._http.get("/metrics").text
+        text = httpx.get(f"{self._url}/metrics", timeout=TIMEOUT, trust_env=False).text
         match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         if match is None:
             raise DemoError(f"The server has no metric {name}.")
         return int(float(match[1]))
 
-    def _stream(self, method: str, url: str, **arguments: Any) -> Iterator[Event]:
-        with self._http.stream(method, url, **arguments) as response:
-            if not response.is_success:
-                response.read()
-                _body(response)
-            yield from events(response.iter_bytes())
 
-
-def _body(response: httpx.Response) -> dict[str, Any]:
-    if not response.is_success:
-        raise DemoError(f"The server refused ({response.status_code}): {_problem(response)}")
-    return response.json()
-
-
-def _problem(response: httpx.Response) -> str:
+@contextmanager
+def _told(what: str) -> Iterator[None]:
     try:
-        return response.json()["detail"]
-    except (ValueError, KeyError, TypeError):
-        return response.reason_phrase
-
-
-def _reason(data: dict[str, Any]) -> str:
-    error = data.get("error") or {}
-    return data.get("detail") or error.get("message") or "no reason was given"
+        yield
+    except preread.PrereadError as error:
+        raise DemoError(f"{what}: {error.detail}") from error

@@ -1,20 +1,15 @@
-"""The demo's own parts: what it reads from a stream, what it calls right, and what it prints."""
+"""The demo's own parts: what it calls right, and what it prints."""
 
 import io
-import json
 import re
 import signal
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from examples.demo_parts.report import Answer, Reading, Run, broken_promises, footnote, token_rows, wrong_answers
 from examples.demo_parts.screen import Screen
 from examples.demo_parts.server import signals_held_back
-from examples.demo_parts.sse import events
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 READING = Reading(
@@ -27,24 +22,6 @@ ANSWER = Answer(
 )  # fmt: skip
 AFTER = replace(ANSWER, first_text_s=0.4, source="disk", restore_ms=300.0)
 RUN = Run(READING, [ANSWER, ANSWER, ANSWER], AFTER, counter_before=5206, counter_after=0)
-
-
-@given(cuts=st.lists(st.integers(0, 400), max_size=12), newline=st.sampled_from(["\n", "\r\n"]))
-def test_events_are_the_same_wherever_the_body_is_cut(cuts, newline):
-    texts = ["Gebühr", "a\u2028b\x85c", "😀", ""]
-    frames = [
-        f"id: {n}\nevent: token\ndata: {json.dumps({'text': t}, ensure_ascii=False)}\n\n" for n, t in enumerate(texts)
-    ]
-    body = "".join([": still here\n\n", *frames]).replace("\n", newline).encode()
-    edges = sorted({0, len(body), *(cut for cut in cuts if cut < len(body))})
-    read = list(events(body[a:b] for a, b in pairwise(edges)))
-    assert [event.data["text"] for event in read] == texts
-    assert [event.id for event in read] == ["0", "1", "2", "3"]
-    assert {event.name for event in read} == {"token"}
-
-
-def test_an_event_that_was_not_finished_does_not_count():
-    assert list(events([b'data: {"a": 1}\n'])) == []
 
 
 def test_an_answer_is_right_with_any_of_its_values():

@@ -81,10 +81,14 @@ class AsyncClient:
     async def is_ready(self) -> bool:
         """Whether a question would be answered now. Raises ConnectionFailed."""
         try:
-            await self._transport.send_once(calls.ready())
+            await self.check_ready()
         except Unavailable:
             return False
         return True
+
+    async def check_ready(self) -> None:
+        """Raises Unavailable, which says what is missing, ConnectionFailed."""
+        await self._transport.send_once(calls.ready())
 
     async def close(self) -> None:
         await self._transport.close()

@@ -81,10 +81,14 @@ class Client:
     def is_ready(self) -> bool:
         """Whether a question would be answered now. Raises ConnectionFailed."""
         try:
-            self._transport.send_once(calls.ready())
+            self.check_ready()
         except Unavailable:
             return False
         return True
+
+    def check_ready(self) -> None:
+        """Raises Unavailable, which says what is missing, ConnectionFailed."""
+        self._transport.send_once(calls.ready())
 
     def close(self) -> None:
         self._transport.close()
