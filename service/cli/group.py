@@ -15,6 +15,7 @@ _COMMANDS = {
     "sessions": ("service.cli.remote_sessions:sessions", "Sessions of a server: list, show, fork, delete."),
     "plan": ("service.cli.plan:plan", "What fits a card and how fast it can be, before anything is loaded."),
     "doctor": ("service.cli.doctor:doctor", "Look for what makes this installation slow, or stops it."),
+    "bench": ("service.cli.bench:bench", "Measure this installation beside the physical bound."),
     "models": ("service.cli.models:models", "Import, list, check and measure models."),
     "snapshots": ("service.cli.snapshots:snapshots", "List and check stored snapshots."),
     "keys": ("service.cli.keys:keys", "Make, list and revoke API keys."),

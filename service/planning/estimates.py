@@ -82,10 +82,9 @@ def bounds(
     return found
 
 
-def prefill(shape: Shape, n_parameters: int, tflops: float, share: float, tokens: int) -> Prefill:
+def prefill(shape: Shape, layer_parameters: int, tflops: float, share: float, tokens: int) -> Prefill:
     """Two operations a weight and token, and causal attention over what was read before."""
-    layers = max(0, n_parameters - 2 * shape.vocab * shape.hidden)
-    operations = 2.0 * layers * tokens + 2.0 * shape.n_layers * shape.query_width * tokens**2
+    operations = 2.0 * layer_parameters * tokens + 2.0 * shape.n_layers * shape.query_width * tokens**2
     seconds = operations / (share * tflops * 1e12)
     return Prefill(tokens, tokens / seconds if seconds else 0.0, seconds)
 

@@ -50,6 +50,12 @@ class ModelFacts:
         return sum(self.footprint.layers) + head
 
     @property
+    def layer_parameters(self) -> int:
+        """Parameters that every token of a prefill is multiplied with: neither embedding nor head."""
+        matrices = 1 if self.footprint.embedding and not self.footprint.head else 2
+        return max(0, self.n_parameters - matrices * self.shape.vocab * self.shape.hidden)
+
+    @property
     def is_quantized(self) -> bool:
         """Whether only the exl2 engine reads its weights."""
         return self.kind in ("exl2", "gptq") or (self.kind == "dimensions" and self.footprint.quantized)

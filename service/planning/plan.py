@@ -64,7 +64,7 @@ def make_plan(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[Plan, Ledg
     reading = Reading(step, row, wanted.rows if wanted.is_windowed else None)
     snapshot = layout.bytes_per_token * wanted.context
     share = CPU_SHARE if card.is_cpu else PREFILL_SHARE
-    reads = prefill(model.shape, model.n_parameters, card.fp16_tflops, share, wanted.context)
+    reads = prefill(model.shape, model.layer_parameters, card.fp16_tflops, share, wanted.context)
     problems = [*_refusals(model, card, wanted), *_shortage(ledger, wanted)]
     plan = Plan(
         model=_model(model),

@@ -110,3 +110,11 @@ def test_a_plan_counts_as_the_engine_does() -> None:
     assert (config.idle_tails, config.index_budget_nbytes) == (request.IDLE_TAILS, request.INDEX_NBYTES)
     assert Wanted().tail_tokens == config.tail_tokens
     assert CHUNK_TOKENS == TORCH_CHUNK_TOKENS
+
+
+def test_prefill_is_estimated_near_what_the_h200_did() -> None:
+    """7,284 tokens a second for 32K of the 27B-shaped model as a job (docs/performance.md), 7,100 for 8K as shipped."""
+    given = Dimensions(64, 8, 128, params_b=26.5, bits=4, heads=40, hidden=5120, intermediate=21504, vocab=152_064)
+    plan, _ = make_plan(from_dimensions(given), CARDS["h200"], Wanted(context=32_768))
+    assert 5500 < plan.prefill.tok_s < 8000
+    assert plan.restore[0].times_faster > 50

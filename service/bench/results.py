@@ -1,0 +1,93 @@
+"""What a run measured, as it is kept in a file, and two runs side by side."""
+
+import statistics
+from pathlib import Path
+
+import msgspec
+
+from service.errors import Invalid
+
+FORMAT = 1
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure. `value` is the median of `samples`. `nbytes`: read or moved for one step or one restore; `gbps`: that
+    a second; `bound`: what memory or products allow, in the same unit; 0 where nothing is known. `flops`: of a step."""
+
+    name: str
+    unit: str
+    samples: list[float]
+    higher_is_better: bool = True
+    nbytes: float = 0.0
+    gbps: float = 0.0
+    bound: float = 0.0
+    flops: float = 0.0
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def spread(self) -> str:
+        return f"{min(self.samples):.3g}-{max(self.samples):.3g}"
+
+    @property
+    def share(self) -> float:
+        """Of the bound; 0 where there is none."""
+        return self.value / self.bound if self.bound else 0.0
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run: where and what (`place`), the ceilings it is held against, and its rows. `at`: ISO 8601, UTC."""
+
+    format: int
+    at: str
+    place: dict[str, str]
+    bandwidth_gbps: float
+    tflops: float
+    rows: list[Row]
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A row of two runs. `better_by`: share by which the later one is better; below 0 it is worse."""
+
+    name: str
+    unit: str
+    before: float
+    now: float
+    better_by: float
+
+
+def save_run(run: Run, path: Path) -> None:
+    """Write a run where `load_run` finds it. Raises OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+
+
+def load_run(path: Path) -> Run:
+    """Raises OSError, and Invalid for a file that is no run, or of another format."""
+    try:
+        run = msgspec.json.decode(path.read_bytes(), type=Run)
+    except msgspec.MsgspecError as error:
+        raise Invalid(f"{path} is not a file of `preread bench`: {error}.", param="against") from None
+    if run.format != FORMAT:
+        raise Invalid(f"{path} has format {run.format}, this program reads {FORMAT}: measure again.", param="against")
+    return run
+
+
+def compare(before: Run, now: Run) -> list[Change]:
+    """Rows that both runs have."""
+    earlier = {row.name: row for row in before.rows}
+    return [_change(earlier[row.name], row) for row in now.rows if row.name in earlier]
+
+
+def _change(before: Row, now: Row) -> Change:
+    ratio = now.value / before.value if before.value else 1.0
+    better = ratio if now.higher_is_better else 1 / ratio if ratio else 1.0
+    return Change(now.name, now.unit, before.value, now.value, better - 1)
+
+
+def differences(before: Run, now: Run) -> list[str]:
+    """What else is different: two machines or settings are not compared in silence."""
+    names = sorted(before.place.keys() | now.place.keys())
+    pairs = ((name, before.place.get(name, ""), now.place.get(name, "")) for name in names)
+    return [f"{name}: {old or 'nothing'} before, {new or 'nothing'} now" for name, old, new in pairs if old != new]
