@@ -53,12 +53,17 @@ def exercise(runner: Any, n_rows: int) -> None:
 
 def planned(directory: Path, kv_type: KVType, rows: int) -> Ledger:
     """What `preread plan` says of the card that its driver names."""
-    from service.planning.detect import find_card
+    from service.planning.detect import card_of, find_card
     from service.planning.headers import read_model
+    from service.planning.nvidia import CardState
     from service.planning.plan import make_plan
     from service.planning.request import Wanted
 
-    return make_plan(read_model(directory), find_card(""), Wanted(kv_type=kv_type, users=rows))[1]
+    card = find_card("")
+    if card.is_cpu:  # neither NVML nor nvidia-smi: by what CUDA calls the card, as if nobody used it
+        total = torch.cuda.get_device_properties(0).total_memory
+        card = card_of(CardState(0, torch.cuda.get_device_name(0), total, 0, total, ""), bandwidth_gbps=1.0)
+    return make_plan(read_model(directory), card, Wanted(kv_type=kv_type, users=rows))[1]
 
 
 def announced(result: Result, arguments: argparse.Namespace) -> None:

@@ -131,10 +131,11 @@ def announce(model_dir: Path, card: ModelCard, dtype: str, kv_type: str, sizes: 
 
 
 def check_fits(ledger: Ledger) -> None:
-    """Raises MemoryPlanRefused when there is too little memory for the model and a single block of a document."""
-    if ledger.pool_blocks:
+    """Raises MemoryPlanRefused when there is too little memory for the model and a single block of a document. Tails
+    take theirs only as they are used: a machine on which not all of them could be full is not refused."""
+    missing = ledger.nbytes("before", "load", "work") + ledger.block_nbytes - ledger.memory.total
+    if missing <= 0:
         return
-    missing = max(ledger.overdrawn_nbytes, 0) + ledger.block_nbytes
     raise MemoryPlanRefused(
         f"the model does not fit this machine's memory: {missing / GIB:.2f} GiB are missing before any document. Use a "
         "smaller one, fewer answers at once (PREREAD_MAX_BATCH), or leave more memory free. The plan:\n"

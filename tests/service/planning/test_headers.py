@@ -3,16 +3,24 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from gguf import GGUFWriter
 
+from cache_store.layout import KVLayout, KVType
 from service.cli import main
+from service.engine.exl2_engine import loading
 from service.engine.models.errors import ModelNotFound, SourceRefused
+from service.planning import request
+from service.planning.cards import CARDS
 from service.planning.headers import read_model
+from service.planning.ledgers import CONTEXT_NBYTES, plan_ledger
+from service.planning.request import Wanted
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 5120, "intermediate_size": 21504, "num_hidden_layers": 64,
@@ -182,3 +190,17 @@ def test_dimensions_that_are_missing_are_named() -> None:
     assert "multiple of 32" in preread(*sizes[:5], "100", "--weights-gb", "13", exit_code=1).output
     eight = preread(*sizes, "--params", "27", "--bits", "8", "--card", "v100-16", exit_code=1)
     assert "DOES NOT FIT" in eight.output
+
+
+def test_the_engine_plans_the_same_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `preread plan` says of a card, and what the engine writes to its log there before it loads."""
+    card, wanted = CARDS["h200"], Wanted(context=32_768, users=8)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (card.memory_nbytes - CONTEXT_NBYTES, card.memory_nbytes))
+    directory = write(tmp_path / "m", exl2, {"quant_method": "exl2", "bits": 4.0})
+    options = loading.Options(
+        KVType.K8V4, wanted.n_slots, max_context=32_768, max_rows=8, index_nbytes=request.INDEX_NBYTES
+    )
+    model: Any = SimpleNamespace(max_context=32_768, n_heads=40, head_dim=128)
+    theirs = loading.plan(directory, model, KVLayout(64, 8, 128, KVType.K8V4), options)
+    assert plan_ledger(read_model(directory), card, wanted) == theirs

@@ -62,6 +62,13 @@ def test_what_cannot_fit_is_refused_with_the_plan() -> None:
     assert "PREREAD_MAX_BATCH" in str(refused.value)
 
 
+def test_tails_that_may_never_be_full_are_no_reason_to_refuse() -> None:
+    tight = CardMemory(free=3 * GIB // 2, total=2 * GIB)
+    ledger = host_ledger(weights(), SHAPE, LAYOUT, SIZES, tight)
+    assert ledger.pool_blocks == 0
+    check_fits(ledger)
+
+
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = machine_memory()
     limit = tmp_path / "memory.max"
