@@ -159,6 +159,20 @@ class Settings(BaseSettings):
     rate_per_minute: int = Field(0, ge=0, description="Requests of one owner a minute; 0 is no limit.")
     rate_burst: int = Field(0, ge=0, description="Of these so many at once; 0 is those of a minute.")
     audit_days: int = Field(90, ge=1, description="Days for which the audit log is kept.")
+    prompt_tokens: int = Field(
+        1024,
+        ge=0,
+        description="A text of a chat without a document that is so long, and comes again, becomes one; 0: none.",
+    )
+    prompt_repeats: int = Field(2, ge=1, description="After how many times it does.")
+    chat_ttl_s: float = Field(
+        604_800.0,
+        ge=60,
+        description="What chats made (sessions, files in requests, repeated texts) goes so long unused.",
+    )
+    chat_wait_s: float = Field(
+        600.0, gt=0, description="How long a chat request waits for a document that is still being read."
+    )
     disconnect_grace_s: float = Field(10.0, ge=0, description="How long an answer goes on without a reader.")
     sse_heartbeat_s: float = Field(15.0, gt=0, description="A comment is sent on streams this long quiet.")
 

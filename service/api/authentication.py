@@ -10,6 +10,7 @@ from typing import Any
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from service.api.browsers import cookie_of, require_own_page
+from service.api.openai.errors import is_openai, refuse_openai
 from service.api.problems import refuse
 from service.core.audit import acting_with
 from service.core.keys import LOCAL_PRINCIPAL, Principal
@@ -39,7 +40,7 @@ class Authenticated:
                 principal = await _principal(services, scope)
                 await services.rates.require(principal.account)
             except ServiceError as error:
-                await refuse(error, scope, send)
+                await (refuse_openai if is_openai(scope["path"]) else refuse)(error, scope, send)
                 return
         scope["state"]["principal"] = principal
         with acting_with(principal.key_id):

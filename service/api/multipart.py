@@ -38,12 +38,13 @@ async def read_form(
     *,
     names: frozenset[str],
     write: Callable[[bytes], Awaitable[None]],
+    file: str = "file",
 ) -> Form:
-    """Read a form whose only file part is `file`, whose bytes go to `write` as they come.
+    """Read a form whose only file part is named `file`, and whose bytes go to `write` as they come.
 
     Raises Malformed, or Invalid for a field that is not in `names`, comes twice or is too long.
     """
-    reader = _FormReader(names, write)
+    reader = _FormReader(names, write, file)
     try:
         with PushMultipartParser(boundary, max_segment_count=MAX_PARTS, header_charset="latin1") as parser:
             async for chunk in body:
@@ -57,8 +58,9 @@ async def read_form(
 
 
 class _FormReader:
-    def __init__(self, names: frozenset[str], write: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(self, names: frozenset[str], write: Callable[[bytes], Awaitable[None]], file: str) -> None:
         self.form = Form()
+        self._file = file
         self._names = names
         self._write = write
         self._part: MultipartSegment | None = None
@@ -69,7 +71,7 @@ class _FormReader:
             self._begin(event)
         elif event is None:
             self._end()
-        elif self._name == "file":
+        elif self._name == self._file:
             await self._write(bytes(event))
         else:
             self._text += event
@@ -83,18 +85,18 @@ class _FormReader:
     def _begin(self, part: MultipartSegment) -> None:
         self._part, self._text = part, bytearray()
         name = self._name
-        if name == "file":
+        if name == self._file:
             if self.form.filename is not None:
-                raise Invalid("Send one file; there is more than one part named `file`.", param="file")
+                raise Invalid(f"Send one file; there is more than one part named `{name}`.", param=name)
             self.form.filename = _utf8(part.filename or "")
         elif name not in self._names:
-            known = ", ".join(sorted(self._names | {"file"}))
+            known = ", ".join(sorted(self._names | {self._file}))
             raise Invalid(f"There is no field {name[:40]!r}; the fields are {known}.", param=name[:40])
         elif name in self.form.fields:
             raise Invalid("The field comes twice.", param=name)
 
     def _end(self) -> None:
-        if (name := self._name) == "file":
+        if (name := self._name) == self._file:
             return
         try:
             self.form.fields[name] = self._text.decode()

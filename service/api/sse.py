@@ -37,19 +37,37 @@ class Event(Protocol):
     def data(self) -> Any: ...
 
 
+class Form(Protocol):
+    """How events are written."""
+
+    def event(self, event: Event) -> bytes: ...
+    def problem(self, error: Exception) -> bytes: ...
+
+
+class _Named:
+    """With a name and an id, as all our own streams are."""
+
+    def event(self, event: Event) -> bytes:
+        return _chunk(event.name, event.data, event.id)
+
+    def problem(self, error: Exception) -> bytes:
+        return _problem(error)
+
+
 def event_stream(
     events: AsyncIterator[Event],
     *,
     heartbeat_s: float,
     stopping: asyncio.Event | None = None,
     permit: Permitted | None = None,
+    form: Form | None = None,
 ) -> ServerSentEvent:
     """Send `events` as they come. The iterator is closed in every case: at its end, on an error (told as an
     `error` event with the problem as body), when the client leaves, when `stopping` is set, and when it is not
     permitted any more."""
     response = ServerSentEvent(())
     # Litestar's own iterator takes a thread to begin, and splits every event into lines once more.
-    response.iterator = _chunks(events, heartbeat_s, stopping or asyncio.Event(), permit)
+    response.iterator = _chunks(events, heartbeat_s, stopping or asyncio.Event(), permit, form or _Named())
     return response
 
 
@@ -122,7 +140,7 @@ class _Feed:
 
 
 async def _chunks(
-    events: AsyncIterator[Event], heartbeat_s: float, stopping: asyncio.Event, permit: Permitted | None
+    events: AsyncIterator[Event], heartbeat_s: float, stopping: asyncio.Event, permit: Permitted | None, form: Form
 ) -> AsyncIterator[bytes]:
     feed = _Feed(events, stopping)
     try:
@@ -130,18 +148,18 @@ async def _chunks(
             if (event := await feed.next(heartbeat_s)) is not None:
                 if permit is not None:
                     await permit.require()
-                yield _chunk(event.name, event.data, event.id)
+                yield form.event(event)
             elif feed.ended:
                 return
             elif feed.stopped:
-                yield _problem(Unavailable("The server is shutting down: take the stream up again."))
+                yield form.problem(Unavailable("The server is shutting down: take the stream up again."))
                 return
             else:
                 yield b": still here\r\n\r\n"
     except Exception as error:
         if not isinstance(error, ServiceError):
             _log.error("stream failed", error=type(error).__name__, exc_info=error)
-        yield _problem(error)
+        yield form.problem(error)
     finally:
         await feed.close()
 

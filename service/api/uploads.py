@@ -1,7 +1,7 @@
 """`POST /v1/documents`: the body of the request becomes a file while it arrives."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,22 +21,29 @@ _INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
 async def receive_document(
-    request: Request[Any, Any, Any], services: Services, owner_id: str, repeat_key: str | None = None
+    request: Request[Any, Any, Any],
+    services: Services,
+    owner_id: str,
+    repeat_key: str | None = None,
+    *,
+    fields: frozenset[str] = _FIELDS,
+    settings: Callable[[Form], UploadSettings] | None = None,
 ) -> tuple[DocumentRow, bool]:
-    """The document and whether it is new. Whatever goes wrong, nothing of the body is left behind.
+    """The document and whether it is new. Whatever goes wrong, nothing of the body is left behind. The form has these
+    `fields`, of which `settings` makes the upload's.
 
     A body that says it is too large is refused before a byte of it is read.
     """
-    boundary = boundary_of(_content_type(request))
+    boundary = boundary_of(content_type_of(request))
     announced = request.content_length
     if announced is not None:
         announced = max(0, announced - OVERHEAD_NBYTES)
     document_id, file = services.uploads.begin(announced)
     kept = False
     try:
-        form = await read_form(_body(request), boundary, names=_FIELDS, write=file.write)
+        form = await read_form(body_of(request), boundary, names=fields, write=file.write)
         row, created = await services.uploads.complete(
-            owner_id, document_id, file, _settings(form), repeat_key=repeat_key
+            owner_id, document_id, file, (settings or _settings)(form), repeat_key=repeat_key
         )
         kept = created
         return row, created
@@ -45,14 +52,16 @@ async def receive_document(
             file.discard()
 
 
-def _content_type(request: Request[Any, Any, Any]) -> str:
+def content_type_of(request: Request[Any, Any, Any]) -> str:
+    """Raises Unsupported when the request has none."""
     value = request.headers.get("content-type")
     if not value:
         raise Unsupported("The request has no content type: send the document as multipart/form-data.")
     return value
 
 
-async def _body(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
+async def body_of(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises Malformed when the client leaves."""
     try:
         async for chunk in request.stream():
             yield chunk

@@ -87,10 +87,17 @@ class AnswerService:
             self._leases.each_beat += [self._adopt_free, self._adopt_strays]
 
     async def ask(
-        self, owner_id: str, session_id: str, question: Question, *, repeat_key: str | None = None
+        self,
+        owner_id: str,
+        session_id: str,
+        question: Question,
+        *,
+        repeat_key: str | None = None,
+        anywhere: Repeat | None = None,
     ) -> AnswerStream:
         """Start answering; the stream of the answer. The same question with the same `repeat_key` is not asked again,
-        unless it failed: the stream is that of its answer.
+        unless it failed: the stream is that of its answer. `anywhere` is such a key that is not this session's own;
+        what it made is told by Repeated.
 
         Raises NotFound, Forbidden, Invalid, TooLong, Conflict (``session_busy``, ``document_not_ready``,
         ``model_changed``), Busy, LimitReached, Unavailable or StorageFull; then nothing has been kept.
@@ -106,9 +113,11 @@ class AnswerService:
         ticket = self._admission.enter(session_id)
         try:
             job = await self._preparation.job(owner_id, session_id, question, accepted)
-            await self._turns.begin(job, repeat)
+            await self._turns.begin(job, anywhere or repeat)
         except Repeated as again:
             ticket.leave()
+            if anywhere is not None:
+                raise
             return await self.stream(owner_id, session_id, again.target)
         except BaseException:
             ticket.leave()

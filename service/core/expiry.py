@@ -1,6 +1,7 @@
 """Removes documents whose time is over, what a tier that was down missed, old records; tells again what is pinned."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -29,13 +30,16 @@ class Sweeper(Background):
         db: Database,
         clock: Clock,
         audit_s: float,
+        also: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
+        """`also`: what others have to remove then."""
         self._deletion = deletion
         self._artifacts = artifacts
         self._interval_s = interval_s
         self._db = db
         self._clock = clock
         self._audit_s = audit_s
+        self._also = also
 
     async def _run(self) -> None:
         while True:
@@ -44,6 +48,8 @@ class Sweeper(Background):
                 await self._deletion.finish_far()
                 await self._forget_records()
                 await settle_far_pins(self._db, self._artifacts)
+                for remove in self._also:
+                    await remove()
             except Exception as error:
                 _log.error("expired documents were not removed", exc_info=error)
             await asyncio.sleep(self._interval_s)

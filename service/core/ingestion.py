@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ingest.model import Document
 from service.core import statuses
 from service.core.builds import build_snapshot
+from service.core.chats.texts import OURS, plain_document, text_digest
 from service.core.clock import Clock
 from service.core.files import Files
 from service.core.policies import Policies
@@ -79,7 +80,11 @@ class Ingestion:
         def report(done: int, total: int) -> None:
             self.board.publish(row.id, meter.at(done, total))
 
-        document = await self.read(self.files.path(row.id), password=password, on_progress=report)
+        path = self.files.path(row.id)
+        if row.purpose in OURS:
+            document = await plain_document(path)
+        else:
+            document = await self.read(path, password=password, on_progress=report)
         return await self._store_text(row, document)
 
     async def _stored_tokens(self, row: DocumentRow) -> tuple[list[int], Policy]:
@@ -112,6 +117,7 @@ class Ingestion:
                 page_count=len(rows),
                 media_type=str(document.media_type),
                 warnings=list(document.warnings),
+                text_digest=text_digest(page.text for page in rows),
                 policy=policy.stored(),
                 **token_columns(tokens),
             )

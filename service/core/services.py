@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from service.core import datadir
 from service.core.adapters import Adapters
 from service.core.artifacts import Artifacts
+from service.core.chats.opening import OpenChats, open_chats
 from service.core.clock import Clock
 from service.core.conversations import Conversations, Limits
 from service.core.deletion import Deletion
@@ -61,6 +62,7 @@ class Services:
     sharing: Sharing
     permits: Permits
     rates: Rates
+    chats: OpenChats
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -99,6 +101,7 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
         adapters.db,
         adapters.clock,
         settings.audit_days * DAY_S,
+        services.chats.cleaning,
     )
     stack.push_async_callback(sweeper.close)
     sweeper.start()
@@ -130,13 +133,15 @@ def _services(
     deletion = Deletion(db, jobs, snapshots, artifacts, board, clock, alone=leases.alone)
     conversations = _conversations(adapters, snapshots, leases)
     keys = Keys(db, clock)
+    documents = DocumentService(db, files, jobs, deletion, artifacts, board, clock)
+    uploads = Uploads(db, files, jobs, deletion, policies, clock, leases, _quotas(settings))
     return Services(
         settings=settings,
         clock=clock,
         db=db,
         engine=engine,
-        documents=DocumentService(db, files, jobs, deletion, artifacts, board, clock),
-        uploads=Uploads(db, files, jobs, deletion, policies, clock, leases, _quotas(settings)),
+        documents=documents,
+        uploads=uploads,
         snapshots=snapshots,
         jobs=jobs,
         leases=leases,
@@ -148,6 +153,7 @@ def _services(
         sharing=Sharing(db, conversations.sessions, clock),
         permits=Permits(db, keys, clock),
         rates=rates,
+        chats=open_chats(adapters, documents, uploads, conversations, _quotas(settings)),
     )
 
 

@@ -53,10 +53,16 @@ class SessionService:
         self._gathering = gathering
 
     async def create(
-        self, owner_id: str, document_ids: Sequence[str], title: str = "", instructions: str = ""
+        self,
+        owner_id: str,
+        document_ids: Sequence[str],
+        title: str = "",
+        instructions: str = "",
+        *,
+        origin: str = "",
     ) -> SessionRow:
         """A new session over ready documents, which need not be theirs: they may be asked about. `instructions`: how
-        answers are wanted.
+        answers are wanted; `origin`: what began it (`SessionRow.origin`).
 
         Raises Invalid for their number, for one that is named twice and for several without index heads, TooLong for
         several that do not fit together, NotFound, Forbidden, Conflict (``document_not_ready``).
@@ -69,6 +75,7 @@ class SessionService:
             if len(documents) > 1:
                 self._gathering.of(documents)
             row = self._new_row(owner_id, document_ids, title, instructions)
+            row.origin = origin
             await uow.sessions.add(row)
             await record(uow, row.created_at, owner_id, "session", row.id, document_ids[0])
         return row
@@ -102,7 +109,7 @@ class SessionService:
         async with self._database.reading() as uow:
             await usable_session(uow, owner_id, session_id, self._clock.now(), need=OWNER)
             links = [share.id for share in await uow.shares.of_session(session_id) if share.subject == share.id]
-        await self._remove(owner_id, session_id)
+        await self.remove(owner_id, session_id)
         for link_id in links:
             await self.delete_all(link_id)
 
@@ -112,9 +119,11 @@ class SessionService:
             session_ids = await uow.sessions.of_owner(owner_id)
         for session_id in session_ids:
             with suppress(NotFound):  # removed meanwhile
-                await self._remove(owner_id, session_id)
+                await self.remove(owner_id, session_id)
 
-    async def _remove(self, owner_id: str, session_id: str) -> None:
+    async def remove(self, owner_id: str, session_id: str) -> None:
+        """Remove a session of theirs, also one that they may not see any more; links to it go by themselves. Raises
+        NotFound."""
         await self._answers.stop(session_id)
         async with self._database.writing() as uow:
             row = await uow.sessions.get(session_id, owner_id)
@@ -137,6 +146,7 @@ class SessionService:
         after_turn: str | None = None,
         title: str | None = None,
         instructions: str | None = None,
+        origin: str = "",
     ) -> tuple[SessionRow, Sequence[TurnRow]]:
         """A new session of theirs with the same turns, through `after_turn` or the last one that is over; also of a
         session that is shared with them. KV is shared; what is not given is as before.
@@ -156,7 +166,7 @@ class SessionService:
                 source.title if title is None else title,
                 source.instructions if instructions is None else instructions,
             )
-            row.forked_from = source.id
+            row.forked_from, row.origin = source.id, origin
             await uow.sessions.add(row)
             await record(uow, now, owner_id, "fork", row.id, source.id)
             turns = [_copy(turn, row.id, ordinal) for ordinal, turn in enumerate(kept, 1)]

@@ -129,9 +129,8 @@ class TurnLog:
 
 
 async def _answered(uow: UnitOfWork, session_id: str, repeat: Repeat) -> str | None:
-    answer_id = await repeat.target(uow)
-    turn = await uow.turns.get(session_id, answer_id) if answer_id else None
-    return turn.id if turn is not None and turn.status != "failed" else None
+    turn = await repeat.answer(uow, session_id)
+    return turn.id if turn is not None else None
 
 
 def taken_over() -> TakenOver:

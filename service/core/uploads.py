@@ -3,12 +3,14 @@
 import asyncio
 import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from ingest.errors import EmptyDocument, IngestError
 from ingest.sniff import sniff
 from service.core.audit import record
+from service.core.chats.texts import BLANK
 from service.core.clock import Clock
 from service.core.deletion import EXPIRE, Deletion, expired
 from service.core.files import Files, IncomingFile
@@ -33,7 +35,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\
 @dataclass(frozen=True, slots=True)
 class UploadSettings:
     """What came with a file. `filename` is shown to people and never part of a path, `retention` as `parse_wish` reads
-    it."""
+    it. `purpose` is the row's."""
 
     filename: str = ""
     title: str = ""
@@ -41,6 +43,7 @@ class UploadSettings:
     retention: str = ""
     ttl_s: int | None = None
     visibility: str = "private"
+    purpose: str = ""
 
 
 class Uploads:
@@ -101,6 +104,19 @@ class Uploads:
                 self._jobs.submit(row, settings.password)
                 return row, True
 
+    async def take(
+        self, owner_id: str, chunks: Iterable[bytes], settings: UploadSettings, *, repeat_key: str | None = None
+    ) -> tuple[DocumentRow, bool]:
+        """Take in what is here already, as `begin` and `complete` do. Whatever goes wrong, nothing is left of it."""
+        document_id, file = self.begin(None)
+        try:
+            waiting = iter(chunks)
+            while (chunk := await asyncio.to_thread(next, waiting, None)) is not None:
+                await file.write(chunk)
+            return await self.complete(owner_id, document_id, file, settings, repeat_key=repeat_key)
+        finally:
+            file.discard()
+
     async def _existing(self, row: DocumentRow, repeat: Repeat | None) -> DocumentRow | None:
         async with self._db.reading() as uow:
             made = await repeat.target(uow) if repeat else None
@@ -116,7 +132,8 @@ class Uploads:
         file.keep()
         try:
             async with self._db.writing() as uow:
-                await self._quotas.check_upload(uow, row.owner_id, row.nbytes, row.created_at)
+                if row.purpose != BLANK:
+                    await self._quotas.check_upload(uow, row.owner_id, row.nbytes, row.created_at)
                 await uow.documents.add(row)
                 if repeat is not None:
                     await repeat.target(uow)  # once more, with nobody else writing: two may have come at once
@@ -154,6 +171,7 @@ class Uploads:
             nbytes=file.nbytes,
             sha256=file.sha256,
             visibility=settings.visibility,
+            purpose=settings.purpose,
             retention=wish.stored(),
             lease_owner=self._leases.owner,
             created_at=now,

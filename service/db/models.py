@@ -31,6 +31,9 @@ class DocumentRow(Base):
     nbytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str] = mapped_column(String(64))
     visibility: Mapped[str] = mapped_column(default="private")
+    purpose: Mapped[str] = mapped_column(String(16), default="", server_default="")
+    """What it was sent for as a file of the OpenAI-compatible API; `prompt` when the server made it of a repeated
+    prompt, `blank` of none; else empty."""
     retention: Mapped[dict] = mapped_column(default=dict)
     """What its owner asked for (`service.core.wishes`)."""
     policy: Mapped[dict | None] = mapped_column(default=None)
@@ -46,6 +49,8 @@ class DocumentRow(Base):
     token_ids: Mapped[bytes | None] = mapped_column(LargeBinary, default=None, deferred=True)
     """Little-endian int32 tokens of the snapshot prompt: a lost snapshot is rebuilt token for token."""
     token_digest: Mapped[str | None] = mapped_column(String(64), default=None)
+    text_digest: Mapped[str | None] = mapped_column(String(32), default=None)
+    """Of its pages' text without white space: a prompt that repeats the text is known by it."""
     template_digest: Mapped[str | None] = mapped_column(String(64), default=None)
     """Tokenizer and prompt template that made `token_ids`; other ones tokenize again from the pages' text."""
     warnings: Mapped[list] = mapped_column(default=list)
@@ -70,6 +75,7 @@ class DocumentRow(Base):
         UniqueConstraint("owner_id", "dedupe_key", name="uq_documents_owner_dedupe"),
         Index("ix_documents_owner_created", "owner_id", "created_at"),
         Index("ix_documents_status", "status"),
+        Index("ix_documents_owner_text", "owner_id", "text_digest"),
     )
 
 
@@ -98,6 +104,8 @@ class SessionRow(Base):
     instructions: Mapped[str] = mapped_column(default="", server_default="")
     """How its answers are wanted: said with every question, after the document."""
     forked_from: Mapped[str | None] = mapped_column(default=None)
+    origin: Mapped[str] = mapped_column(String(16), default="", server_default="")
+    """`chat` when a request of the OpenAI-compatible API began it: it goes some time after its last question."""
     created_at: Mapped[float]
     updated_at: Mapped[float]
     documents: Mapped[list["SessionDocumentRow"]] = relationship(

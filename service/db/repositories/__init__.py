@@ -2,6 +2,7 @@
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from service.db.repositories.chats import Chats
 from service.db.repositories.deletions import Deletions
 from service.db.repositories.documents import Documents
 from service.db.repositories.pages import Pages
@@ -20,6 +21,7 @@ class UnitOfWork:
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
+        self.chats = Chats(session)
         self.documents = Documents(session)
         self.pages = Pages(session)
         self.people = People(session)
@@ -34,6 +36,6 @@ class UnitOfWork:
 
 
 __all__ = [
-    "Deletions", "Documents", "Pages", "People", "Processes", "Rebuilds", "Records", "Sessions", "Shares", "Turns",
-    "UnitOfWork", "WebSessions",
+    "Chats", "Deletions", "Documents", "Pages", "People", "Processes", "Rebuilds", "Records", "Sessions", "Shares",
+    "Turns", "UnitOfWork", "WebSessions",
 ]  # fmt: skip

@@ -147,9 +147,11 @@ class Documents:
             await self._session.flush()
 
     async def held_by_owner(self, owner_id: str) -> tuple[int, int]:
-        """How many documents an owner has, and their bytes, without those that failed or were cancelled."""
+        """How many documents an owner has, and their bytes, without those that failed or were cancelled, and without
+        that of chats about none."""
         counted = select(func.count(), func.coalesce(func.sum(DocumentRow.nbytes), 0))
         query = counted.where(DocumentRow.owner_id == owner_id, DocumentRow.status.not_in(("failed", "cancelled")))
+        query = query.where(DocumentRow.purpose != "blank")
         count, nbytes = (await self._session.execute(query)).one()
         return count, int(nbytes)
 
