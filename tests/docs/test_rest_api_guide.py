@@ -1,11 +1,13 @@
-"""The REST guide names every endpoint of the application and no other."""
+"""The REST guide, with the page of the OpenAI-compatible calls, names every endpoint of the application and no other."""
 
 import re
 from pathlib import Path
 
 from service.api.routes import CONTROLLERS
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "rest-api.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = (DOCS / "rest-api.md").read_text(encoding="utf-8")
+OPENAI = (DOCS / "openai.md").read_text(encoding="utf-8")
 
 
 def normal(path: str) -> str:
@@ -26,7 +28,8 @@ def served() -> set[tuple[str, str]]:
 
 def documented() -> set[tuple[str, str]]:
     headings = "\n".join(re.findall(r"^### (.+)$", GUIDE, re.MULTILINE))
-    found = {(method, normal(path)) for method, path in re.findall(r"`([A-Z]+) (/[^`]+)`", headings)}
+    calls = "\n".join(re.findall(r"^\| (`[A-Z]+ /.+?) \|", OPENAI, re.MULTILINE))
+    found = {(method, normal(path)) for method, path in re.findall(r"`([A-Z]+) (/[^`]+)`", headings + calls)}
     return found | {("GET", path) for path in re.findall(r"^curl \$P(/(?:health/\w+|metrics))", GUIDE, re.MULTILINE)}
 
 

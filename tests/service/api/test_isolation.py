@@ -11,11 +11,14 @@ BODIES = {
     ("POST", "/v1/sessions/{session_id}/questions"): {"question": "Who?"},
     ("POST", "/v1/documents/{document_id}/shares"): {"with": "organization"},
     ("POST", "/v1/sessions/{session_id}/shares"): {"with": "organization"},
+    ("POST", "/v1/uploads/{upload_id}/complete"): {"part_ids": []},
 }
 """Of calls that would be refused without one, whoever makes them."""
 MISSING = {
     "document_id": "doc_00000000000000000000000000", "session_id": "ses_00000000000000000000000000",
     "answer_id": "ans_00000000000000000000000000", "share_id": "shr_00000000000000000000000000", "number": "1",
+    "file_id": "file-00000000000000000000000000", "upload_id": "upload_00000000000000000000000000",
+    "response_id": "resp_00000000000000000000000000", "model": "another",
 }  # fmt: skip
 
 
@@ -36,8 +39,14 @@ async def world(client, person, upload, until):
     answer = (await client.post(f"/v1/sessions/{session}/questions", json={"question": "Who?"})).json()["id"]
     await client.post(f"/v1/documents/{document}/shares", json={"with": "link"})
     share = (await client.get(f"/v1/documents/{document}/shares")).json()["data"][0]["id"]
+    announced = {"bytes": 9, "filename": "a.txt", "mime_type": "text/plain", "purpose": "user_data"}
+    uploaded = (await client.post("/v1/uploads", json=announced)).json()["id"]
+    asked = {"model": "demo", "input": "Who?", "metadata": {"document_ids": document}}
+    response = (await client.post("/v1/responses", json=asked)).json()["id"]
     client.headers = {}
     ids = {"document_id": document, "session_id": session, "answer_id": answer, "share_id": share, "number": "1"}
+    ids |= {"file_id": document.replace("doc_", "file-"), "upload_id": uploaded, "response_id": response}
+    ids["model"] = "another"
     return ann, (bob, eve), ids
 
 
