@@ -1,4 +1,4 @@
-"""The REST guide, with the page of the OpenAI-compatible calls, names every endpoint of the application and no other."""
+"""The REST guide, with the page of OpenAI's calls, names every endpoint of the application and no other."""
 
 import re
 from pathlib import Path

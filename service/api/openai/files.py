@@ -7,7 +7,7 @@ from litestar import Controller, Request, delete, get, post
 from litestar.di import NamedDependency
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
 from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
-from litestar.params import FromPath, QueryParameter
+from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
 
 from service.api.multipart import Form
@@ -105,8 +105,8 @@ class FileController(Controller):
         owner_id: NamedDependency[str],
         limit: Annotated[int, QueryParameter(ge=1, le=MAX_LIMIT)] = MAX_LIMIT,
         after: Annotated[str | None, QueryParameter(description="Id of the last one seen.")] = None,
-        order: Literal["asc", "desc"] = "desc",
-        purpose: str | None = None,
+        order: FromQuery[Literal["asc", "desc"]] = "desc",
+        purpose: FromQuery[str | None] = None,
     ) -> FileList:
         """Your files, newest first, or with `asc` the oldest."""
         files = [file_body(row) for row in await _rows(services, owner_id)]
