@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 from litestar import Controller, Request, delete, get, post
 from litestar.di import NamedDependency
-from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.openapi.spec import OpenAPIMediaType, Operation, Reference, RequestBody, Schema
 from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
 from litestar.params import FromPath, FromQuery, QueryParameter
 from litestar.response import Stream
@@ -62,7 +62,7 @@ class FileOperation(Operation):
 
     def __post_init__(self) -> None:
         text = Schema(type=OpenAPIType.STRING)
-        properties = {
+        properties: dict[str, Reference | Schema] = {
             "file": Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY),
             "purpose": Schema(type=OpenAPIType.STRING, enum=list(PURPOSES)),
             "expires_after[anchor]": text,
