@@ -94,21 +94,29 @@ class UploadOperation(Operation):
     """Describes the form in the schema, which the handler reads by itself."""
 
     def __post_init__(self) -> None:
-        text, number = Schema(type=OpenAPIType.STRING), Schema(type=OpenAPIType.INTEGER)
         form = Schema(
             type=OpenAPIType.OBJECT,
             required=["file"],
             properties={
-                "file": Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY),
-                "title": text,
-                "password": text,
+                "file": Schema(
+                    type=OpenAPIType.STRING,
+                    format=OpenAPIFormat.BINARY,
+                    description="Its kind is found from its content.",
+                ),
+                "title": Schema(
+                    type=OpenAPIType.STRING, description="Shown in lists, at most 300 characters; else the file's name."
+                ),
+                "password": Schema(type=OpenAPIType.STRING, description="Opens an encrypted PDF; never stored."),
                 "retention": Schema(
                     type=OpenAPIType.STRING,
                     description="`full`, `balanced`, `small`, or JSON with `sink_tokens`, `summary_tokens` and "
                     "`window_tokens`. Chosen by the document's length if left out.",
                 ),
-                "ttl_s": number,
-                "visibility": text,
+                "ttl_s": Schema(
+                    type=OpenAPIType.INTEGER,
+                    description="Seconds after which the document is removed; never if left out.",
+                ),
+                "visibility": Schema(type=OpenAPIType.STRING, description="`private`, the only one; sharing is apart."),
             },
         )
         self.request_body = RequestBody({"multipart/form-data": OpenAPIMediaType(schema=form)}, required=True)

@@ -28,6 +28,9 @@ def show_end(answer: dict[str, Any], names: dict[str, str]) -> None:
         label = f" ({for_terminal(citation['label'])})" if citation.get("label") else ""
         sys.stdout.write(f'  {of(citation)}page {citation["page"]}{label}: "{quote}" ({citation["score"]:.2f})\n')
     sys.stdout.flush()
+    for span in answer.get("unsupported", ()):
+        sentence = " ".join(answer["answer"][span["start"] : span["end"]].split())
+        err.print(f'  not found in the document: "{for_terminal(sentence, sys.stderr)}"', style="yellow", markup=False)
     for part in answer["provenance"]:
         if part["mode"] == "fetched":
             pages = _pages(part["first_page"], part["last_page"])

@@ -5,7 +5,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TextIO, TypeVar
 
 import click
 import msgspec
@@ -88,10 +88,10 @@ def _settings_error(error: Exception) -> tuple[str, str] | None:
     return "settings", "; ".join(f"PREREAD_{str(e['loc'][0]).upper()}: {e['msg']}" for e in wrong if e["loc"])
 
 
-def for_terminal(text: str) -> str:
+def for_terminal(text: str, to: TextIO | None = None) -> str:
     """Text of documents, models and other people as a terminal may have it: its control characters would be commands
-    to it. For a pipe or a file it stays as it is."""
-    return _CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text
+    to it. For a pipe or a file it stays as it is. `to` is standard output if left out."""
+    return _CONTROL.sub("\ufffd", text) if (to or sys.stdout).isatty() else text
 
 
 def nbytes_text(nbytes: float) -> str:

@@ -60,6 +60,13 @@ def test_ask_reads_once_and_prints_for_people(preread, file):
     assert "Go on with: --session ses_" in first.stderr
 
 
+def test_what_is_not_in_the_document_is_said(preread, live, file, monkeypatch):
+    monkeypatch.setattr(live.engine, "reply", ["The moon is made of green cheese."])
+    asked = preread("ask", str(file), "What is the moon made of?")
+    assert asked.stdout == "The moon is made of green cheese.\n"
+    assert '  not found in the document: "The moon is made of green cheese."\n' in asked.stderr
+
+
 def test_ask_goes_on_with_a_session_as_json(preread, file):
     first = json.loads(preread("ask", str(file), "Who?", "--json").stdout)
     document, (answer,) = first["document"], first["answers"]
