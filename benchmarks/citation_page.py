@@ -33,7 +33,6 @@ class Document(msgspec.Struct):
     id: str
     name: str
     package: str
-    n_tokens: int
     pages: list[tuple[int, str, int, int]]
     asked: list[Asked]
 
@@ -172,7 +171,9 @@ def page_of(run: Run) -> str:
     sums = {name: Tally() for name in METHODS}
     for document, cases in zip(run.documents, cases_of(run), strict=True):
         of_methods = tallies(document, cases)
-        label = f"{document.name}, {len(document.pages)} pages, {document.n_tokens:,} tokens, {len(cases)} questions"
+        label = (
+            f"{document.name}, {len(document.pages)} pages, {document.pages[-1][-1]:,} tokens, {len(cases)} questions"
+        )
         for name, tally in of_methods.items():
             rows.append([label, name, *tally.row])
             for field in Tally.__slots__:

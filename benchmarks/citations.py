@@ -41,8 +41,8 @@ from service.errors import ServiceError
 
 PAGE = Path(__file__).parents[1] / "docs" / "citations.md"
 MAX_TOKENS = 48
-COST_QUESTIONS = 6
-COST_ROUNDS = 3
+COST_QUESTIONS = 4
+COST_ROUNDS = 2
 
 
 class Listening:
@@ -90,7 +90,7 @@ class Asker:
         async with self._services.database.reading() as uow:
             pages = [(p.number, p.text, p.token_start, p.token_end) for p in await uow.pages.all(row.id)]
         asked = [await self._asked(row.id, case) for case in source.cases]
-        return Document(row.id, source.name, source.package, pages[-1][-1], pages, asked)
+        return Document(row.id, source.name, source.package, pages, asked)
 
     async def _asked(self, document_id: str, case: Case) -> Asked:
         data, done = await self.ask(document_id, case.question)
