@@ -178,7 +178,7 @@ def page_of(run: Run) -> str:
             rows.append([label, name, *tally.row])
             for field in Tally.__slots__:
                 setattr(sums[name], field, getattr(sums[name], field) + getattr(tally, field))
-    rows += [["all", name, *tally.row] for name, tally in sums.items()]
+    rows += [list[object](["all", name, *tally.row]) for name, tally in sums.items()]
     header = ("document", "cited by", "right answers", "first citation", "recall", "precision", "refusals cited")
     facts, refusals = supports(run)
     wrong = [asked for document in run.documents for asked in document.asked if not asked.right]
