@@ -141,3 +141,4 @@ REAL = [
     Source("Everything we know about CRC", "zlib1g-dev", DOC / "zlib1g-dev/crc-doc.1.0.pdf.gz", CRC),
     Source("bzip2 and libbzip2, manual", "bzip2-doc", DOC / "bzip2/manual.pdf.gz", BZIP2),
 ]
+SOURCES = [contract(), *REAL]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from benchmarks.bench_report import table
-from benchmarks.citation_cases import REAL, Case, contract
+from benchmarks.citation_cases import SOURCES, Case
 from service.core.citations import PageIndex, PageText, cite
 from service.core.citations.attention import MIN_MASS, AnswerAttention
 from service.core.citations.looks import attention_of
@@ -139,7 +139,9 @@ def tallies(document: Document, cases: Sequence[Case]) -> dict[str, Tally]:
 
 
 def cases_of(run: Run) -> list[Sequence[Case]]:
-    return [source.cases for source in (contract(), *REAL)][: len(run.documents)]
+    """Of each document of a run."""
+    of_names = {source.name: source.cases for source in SOURCES}
+    return [of_names[document.name] for document in run.documents]
 
 
 def enough(run: Run) -> bool:

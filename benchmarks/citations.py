@@ -1,7 +1,7 @@
 """Whether citations name the page that has the fact, and what watching attention costs: writes docs/citations.md.
 
     apt-get install libtasn1-doc zlib1g-dev bzip2-doc
-    python -m benchmarks.citations [--data DIR] [--save FILE] [--only-report]
+    python -m benchmarks.citations [--data DIR] [--save FILE] [--only NAME ...] [--only-report]
 
 Asks the 40 questions about the example contract and those of `citation_cases` about three manuals, through the service
 in this process. Reading the manuals takes some minutes; with `--data` they are read once. Ends with status 1 when of
@@ -23,7 +23,7 @@ from typing import Any, cast
 import msgspec
 
 from benchmarks.bench_report import machine
-from benchmarks.citation_cases import REAL, Case, Source, contract
+from benchmarks.citation_cases import SOURCES, Case, Source
 from benchmarks.citation_page import Asked, Cost, Document, Run, enough, page_of
 from benchmarks.contract_answers import is_right
 from service.api.principal import OWNER
@@ -131,8 +131,9 @@ def local(engine: Listening) -> Any:
     return engine._engine._host._context
 
 
-async def measured(data_dir: Path, keep: Callable[[Run], object]) -> Run:
-    """`keep` gets what there is after each document."""
+async def measured(data_dir: Path, sources: Sequence[Source], before: Run | None, keep: Callable[[Run], object]) -> Run:
+    """`before`: what is known of other documents. `keep` gets what there is after each one. The cost is measured with
+    the first of `sources`, unless it is known."""
     settings = read_settings().model_copy(update={"data_dir": data_dir, "citation_attention": True})
     check_start(settings)
     async with AsyncExitStack() as stack:
@@ -141,20 +142,26 @@ async def measured(data_dir: Path, keep: Callable[[Run], object]) -> Run:
         given = Given(engine=cast(EngineClient, engine))
         services = await open_services(stack, await open_adapters(stack, settings, given))
         asker = Asker(services, engine)
-        first = await asker.document(contract())
-        cost = await asker.cost(first.id, [case.question for case in contract().cases[:COST_QUESTIONS]])
-        run = Run(machine(), engine.info.model_name, settings.kv_type, [first], cost)
-        keep(run)
-        for source in REAL:
-            run.documents.append(await asker.document(source))
-            keep(run)
-        return run
+        known = {document.name: document for document in before.documents} if before else {}
+        cost = before.cost if before else None
+        for source in sources:
+            known[source.name] = document = await asker.document(source)
+            if cost is None:
+                cost = await asker.cost(document.id, [case.question for case in source.cases[:COST_QUESTIONS]])
+            documents = [known[each.name] for each in SOURCES if each.name in known]
+            before = Run(machine(), engine.info.model_name, settings.kv_type, documents, cost)
+            keep(before)
+        assert before is not None
+        return before
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="a data directory that is kept")
     parser.add_argument("--save", type=Path, default=None, help="keeps what was answered, as JSON")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="parts of names: asks about these, --save has the others"
+    )
     parser.add_argument("--only-report", action="store_true", help="nothing is asked: what --save kept is taken")
     parser.add_argument("--out", type=Path, default=PAGE)
     arguments = parser.parse_args()
@@ -163,11 +170,16 @@ def main() -> int:
         if arguments.save:
             arguments.save.write_bytes(msgspec.json.encode(run))
 
+    saved = arguments.save if arguments.save and arguments.save.exists() else None
+    before = msgspec.json.decode(saved.read_bytes(), type=Run) if saved else None
+    sources = [source for source in SOURCES if any(part in source.name for part in arguments.only)]
     if arguments.only_report:
-        run = msgspec.json.decode(arguments.save.read_bytes(), type=Run)
+        if before is None:
+            parser.error("there is nothing to report: --save names no file")
+        run = before
     else:
         with tempfile.TemporaryDirectory() as folder:
-            run = asyncio.run(measured(arguments.data or Path(folder), keep))
+            run = asyncio.run(measured(arguments.data or Path(folder), sources, before, keep))
     arguments.out.write_text(page_of(run), encoding="utf-8")
     sys.stdout.write(f"{arguments.out}\n")
     return 0 if enough(run) else 1
