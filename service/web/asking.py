@@ -122,7 +122,6 @@ async def _page(
         own=session is None or session.owner_id == principal.user_id,
         may_ask=ASK in principal.scopes and not readable_only,
         name=await services.web_sessions.name_of(principal),
-        signed_in=principal.key_id is not None and not principal.is_link,
     )
 
 

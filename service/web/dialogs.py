@@ -6,12 +6,13 @@ from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
+from service.api.principal import FOR_ASKING
 from service.core.documents import DocumentChanges
 from service.core.services import Services
 from service.core.sharing import NewShare, Target
 from service.web.library import CHANGED
 from service.web.pages import with_error_pages
-from service.web.rendering import form_of, render
+from service.web.rendering import base, form_of, render
 
 _KEEP_S = {"1d": 86_400, "7d": 7 * 86_400, "30d": 30 * 86_400, "forever": None}
 
@@ -74,6 +75,39 @@ class DocumentDialogController(Controller):
         response = render(request, "receipt.html", document=view, removed=[part for part in removed if part.objects])
         response.headers.update(CHANGED)
         return response
+
+
+class SessionDialogController(Controller):
+    """What its owner does with a conversation."""
+
+    path = "/app/sessions/{session_id:str}"
+    include_in_schema = False
+    opt = FOR_ASKING
+    exception_handlers = with_error_pages
+
+    @get("/delete")
+    async def confirm(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        session_id: FromPath[str],
+    ) -> Response[str]:
+        """What would be gone."""
+        row, _ = await services.conversations.sessions.get(owner_id, session_id)
+        return render(request, "delete_session.html", session=row)
+
+    @post("/delete", status_code=200)
+    async def delete(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        owner_id: NamedDependency[str],
+        session_id: FromPath[str],
+    ) -> Response[str]:
+        """Back to the documents: there is nothing to show."""
+        await services.conversations.sessions.delete(owner_id, session_id)
+        return Response("", media_type="text/html", headers={"HX-Redirect": f"{base(request)}/"})
 
 
 class ShareDialogController(Controller):

@@ -37,19 +37,28 @@ class LibraryController(Controller):
             return see(base(request) + await _behind_link(services, principal))
         own, more = await services.documents.page(principal.user_id, limit=PAGE, after=None)
         others, _ = await services.documents.page(principal.user_id, limit=PAGE, after=None, shared=True)
-        sessions = services.conversations.sessions
         return render(
             request,
             "library.html",
             documents=own,
             has_more=more,
             others=others,
-            sessions=(await sessions.page(principal.user_id, limit=PAGE)).sessions,
-            shared_sessions=(await sessions.page(principal.user_id, limit=PAGE, shared=True)).sessions,
             name=await services.web_sessions.name_of(principal),
-            signed_in=principal.key_id is not None,
             max_nbytes=services.settings.max_upload_bytes,
+            **await _conversations(services, principal),
         )
+
+    @get("/app/conversations")
+    async def conversations(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        principal: NamedDependency[Principal],
+    ) -> Response[str]:
+        """Conversations, when documents changed: they end with theirs. None of a link."""
+        if principal.is_link:
+            return render(request, "conversations.html", sessions=(), shared_sessions=())
+        return render(request, "conversations.html", **await _conversations(services, principal))
 
     @get("/app/documents")
     async def documents(
@@ -86,6 +95,15 @@ class LibraryController(Controller):
         pinned = (await form_of(request)).get("pinned") == "true"
         view = await services.documents.change(owner_id, document_id, DocumentChanges(pinned=pinned))
         return _row(request, view)
+
+
+async def _conversations(services: Services, principal: Principal) -> dict[str, Any]:
+    """Their own, and those of others that are shared with them."""
+    page = services.conversations.sessions.page
+    return {
+        "sessions": (await page(principal.user_id, limit=PAGE)).sessions,
+        "shared_sessions": (await page(principal.user_id, limit=PAGE, shared=True)).sessions,
+    }
 
 
 async def _behind_link(services: Services, principal: Principal) -> str:

@@ -68,6 +68,7 @@ def _known(request: Request[Any, Any, Any]) -> dict[str, Any]:
         "may_manage": principal is not None and MANAGE in principal.scopes,
         "may_read": principal is not None and READ in principal.scopes,
         "is_link": principal is not None and principal.is_link,
+        "signed_in": principal is not None and principal.key_id is not None and not principal.is_link,
         "size": _size,
         "moment": _moment,
     }

@@ -4,7 +4,7 @@ from litestar import Controller
 
 from service.web.asking import AskController
 from service.web.assets import AssetController
-from service.web.dialogs import DocumentDialogController, ShareDialogController
+from service.web.dialogs import DocumentDialogController, SessionDialogController, ShareDialogController
 from service.web.library import LibraryController
 from service.web.signing_in import SignInController, SignOutController
 
@@ -12,6 +12,7 @@ CONTROLLERS: list[type[Controller]] = [
     LibraryController,
     AskController,
     DocumentDialogController,
+    SessionDialogController,
     ShareDialogController,
     SignInController,
     SignOutController,

@@ -94,11 +94,11 @@ class SignInController(Controller):
 
 
 class SignOutController(Controller):
-    """What only who is signed in may do."""
+    """What only who is signed in may do, whatever their key is for."""
 
     path = "/app"
     include_in_schema = False
-    opt = {"scope": "read"}  # noqa: RUF012 - Litestar reads this class attribute
+    opt = {"public": True}  # noqa: RUF012 - Litestar reads this class attribute
     exception_handlers = with_error_pages
 
     @get("/session", status_code=204)

@@ -9,11 +9,14 @@ from playwright.sync_api import expect, sync_playwright
 
 from tests.browser.world import CONTRACT, Visitor, serving
 
+KEPT = ("web-answer", "web-reading", "web-share", "web-pdf", "web-chinese", "web-conversation-dark-phone")
+"""Pictures that the docs show."""
 expect.set_options(timeout=30_000)  # machines that test are busy
 
 
 def pytest_addoption(parser):
-    parser.addoption("--screenshots", default=None, help="Folder to which pictures of the pages are written.")
+    parser.addoption("--screenshots", default=None, help="Folder to which the pictures of the docs are written.")
+    parser.addoption("--all-screenshots", action="store_true", help="All pictures, not only those of the docs.")
 
 
 @pytest.fixture(scope="session")
@@ -56,10 +59,10 @@ def visit(world, browser):
 @pytest.fixture
 def picture(request):
     """Writes a small PNG of a page, when pictures are wanted."""
-    folder = request.config.getoption("--screenshots")
+    folder, wants_all = (request.config.getoption(name) for name in ("--screenshots", "--all-screenshots"))
 
     def take(page, name, **options):
-        if folder:
+        if folder and (wants_all or name in KEPT):
             path = Path(folder) / f"{name}.png"
             page.screenshot(path=path, animations="disabled", **options)
             with Image.open(path) as shot:

@@ -232,6 +232,19 @@ def test_a_link_is_opened_beside_ones_own_sign_in(world, visit, contract):
     expect(page.get_by_role("heading", level=1)).to_contain_text("A shared document")
 
 
+def test_a_conversation_is_deleted(world, visit, contract):
+    with world.client("ann") as client:
+        body = {"document_ids": [contract], "title": "Not wanted"}
+        session_id = client.post("/v1/sessions", json=body).json()["id"]
+    page = visit().give_cookie("ann")
+    page.goto(f"/app/sessions/{session_id}")
+    page.get_by_role("button", name="Delete this conversation").click()
+    page.get_by_role("button", name="Delete for good").click()
+    page.wait_for_url(f"{world.url}/")
+    expect(page.get_by_role("link", name="Operation and Maintenance Agreement").first).to_be_visible()
+    expect(page.get_by_role("link", name="Not wanted")).to_have_count(0)
+
+
 def test_several_documents_are_asked_together(world, visit, contract):
     world.document("ann", b"The keeper of the lighthouse is Marta Kovalenko.\n" * 40, "lighthouse.txt")
     page = visit().give_cookie("ann")

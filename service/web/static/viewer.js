@@ -1,9 +1,10 @@
 // A page beside the answer: its text with the quote marked, or the PDF in the browser's own viewer.
 
 import { json } from "./api.js";
-import { $, base, h, problemText, t } from "./dom.js";
+import { $, $$, base, h, problemText, t } from "./dom.js";
 
 const CHOICE = "preread-viewer";
+const COVERS = matchMedia("(max-width: 63.999rem)");
 
 export class Viewer {
   constructor() {
@@ -11,6 +12,7 @@ export class Viewer {
     this.opener = null;
     this.shown = null;
     $("#viewer-close").addEventListener("click", () => this.close());
+    COVERS.addEventListener("change", () => this.cover(COVERS.matches && !this.element.hidden));
     this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.close());
     $("#page-before").addEventListener("click", () => this.turn(-1));
     $("#page-after").addEventListener("click", () => this.turn(1));
@@ -28,6 +30,7 @@ export class Viewer {
     this.shown = { ...place, source };
     this.element.hidden = false;
     document.body.classList.add("viewing");
+    this.cover(COVERS.matches);
     this.show();
     this.element.focus();
   }
@@ -35,9 +38,15 @@ export class Viewer {
   close() {
     this.element.hidden = true;
     document.body.classList.remove("viewing");
+    this.cover(false);
     $("#page").replaceChildren();
     if (this.opener?.isConnected) this.opener.focus();
     this.shown = null;
+  }
+
+  /** Where it lies over everything, nothing below it can be reached. */
+  cover(covers) {
+    for (const below of $$(".top, .talk, .bottom")) below.inert = covers;
   }
 
   get pages() {

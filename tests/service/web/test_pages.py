@@ -94,6 +94,17 @@ async def test_the_cookie_alone_changes_nothing(signed_in, headers):
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_not_allowed")
 
 
+async def test_a_key_that_is_for_nothing_here_can_sign_out(client, person):
+    prometheus = await person(client.services, "prometheus", scopes=("metrics",))
+    key = prometheus.headers["Authorization"].split()[1]
+    await client.post("/app/sign-in", data={"key": key}, headers=own())
+    page = await client.get("/", headers=HTML)
+    assert page.status_code == 403
+    assert "Your key is not for this." in page.text
+    assert "Sign out" in page.text
+    assert (await client.post("/app/sign-out", headers=own())).status_code == 303
+
+
 async def test_who_signs_out_is_out_everywhere(signed_in):
     cookie = signed_in.cookies["preread_session"]
     response = await signed_in.post("/app/sign-out", headers=own())
