@@ -50,7 +50,8 @@ class Authenticated:
 async def _principal(services: Services, scope: Scope) -> Principal:
     """Raises Unauthenticated, Forbidden, DatabaseUnavailable."""
     token = _token(scope)
-    if token is not None or not await services.keys.required() or (cookie := cookie_of(scope)) is None:
+    # What is no key may be meant for something in front, which asks for a password.
+    if token or not await services.keys.required() or (cookie := cookie_of(scope)) is None:
         return await services.keys.principal(token)
     require_own_page(scope)
     return await services.web_sessions.principal(cookie)

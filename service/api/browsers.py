@@ -5,7 +5,6 @@ link: each link has a cookie of its own, which browsers send to these paths only
 """
 
 import re
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from litestar.types import Scope
@@ -45,15 +44,11 @@ def cookie_of(scope: Any) -> str | None:
 
 
 def cookies(scope: Any) -> dict[str, str]:
-    """All of a request; none when they cannot be read."""
-    jar: SimpleCookie = SimpleCookie()
-    try:
-        for name, value in scope["headers"]:
-            if name == b"cookie":
-                jar.load(value.decode("latin1"))
-    except CookieError:
-        return {}
-    return {name: morsel.value for name, morsel in jar.items()}
+    """All of a request. `http.cookies` would give up at the first odd one, which another service on the same host may
+    have set."""
+    sent = [value.decode("latin1") for name, value in scope["headers"] if name == b"cookie"]
+    pairs = [each.strip().partition("=") for header in sent for each in header.split(";")]
+    return {name: value for name, _, value in pairs if name}
 
 
 def require_own_page(scope: Any) -> None:

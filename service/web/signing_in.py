@@ -1,6 +1,7 @@
 """Signing in by key or by link, signing out, and the switches for language and theme."""
 
 from typing import Any
+from urllib.parse import quote
 
 from litestar import Controller, Request, Response, get, post
 from litestar.datastructures import Cookie
@@ -15,6 +16,7 @@ from service.web.catalogue import LANGUAGES
 from service.web.pages import with_error_pages
 from service.web.rendering import LANGUAGE_COOKIE, THEME_COOKIE, THEMES, form_of, own_path, render
 
+_KEPT = "/?&=%:;,+@!$'()*~#"
 _YEAR_S = 365 * 24 * 3600
 _PREFERENCES = {"language": (LANGUAGE_COOKIE, LANGUAGES), "theme": (THEME_COOKIE, THEMES)}
 
@@ -117,7 +119,7 @@ class SignOutController(Controller):
 
 def see(path: str) -> Response[bytes]:
     """Go there with GET."""
-    return Response(b"", status_code=303, headers={"Location": path}, media_type="text/plain")
+    return Response(b"", status_code=303, headers={"Location": quote(path, safe=_KEPT)}, media_type="text/plain")
 
 
 def session_cookie(request: Request[Any, Any, Any], name: str, value: str, path: str = "/") -> Cookie:

@@ -99,6 +99,7 @@ def share(page, picture):
 
 def use_share(page):
     """Bob finds it, and asks, too."""
+    page.reload()
     page.get_by_role("region", name="Shared with you").get_by_role("link", name="contract.pdf").click()
     page.get_by_label("Your question").fill("And now?")
     page.keyboard.press("Enter")

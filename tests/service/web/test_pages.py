@@ -79,6 +79,18 @@ async def test_the_cookie_stands_for_the_key_and_holds_nothing_of_it(signed_in):
     assert "ann" in (await signed_in.get("/")).text
 
 
+async def test_odd_cookies_of_others_and_a_password_for_a_proxy_are_no_hindrance(signed_in):
+    cookie = signed_in.cookies["preread_session"]
+    signed_in.cookies.clear()
+    headers = {"Cookie": f'odd={{"a": [1]}}; ;=x; preread_session={cookie}', "Authorization": "Basic eDp5"}
+    assert (await signed_in.get("/v1/documents", headers=headers)).status_code == 200
+
+
+async def test_a_redirect_may_have_any_letters(client):
+    sent = await client.post("/app/preferences", data={"next": "/app/文档?x=1"}, headers=own())
+    assert sent.headers["location"] == "/app/%E6%96%87%E6%A1%A3?x=1"
+
+
 async def test_over_https_the_cookie_is_for_https_only(client, person):
     ann = await person(client.services)
     key = ann.headers["Authorization"].split()[1]
