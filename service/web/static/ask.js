@@ -7,6 +7,10 @@ import { Viewer } from "./viewer.js";
 
 const MAX_TITLE = 120;
 
+/** Who reads further up is left there. */
+const isAtEnd = () => innerHeight + scrollY >= document.documentElement.scrollHeight - 80;
+const toEnd = () => scrollTo(0, document.documentElement.scrollHeight);
+
 export class Conversation {
   constructor(main) {
     this.sessionId = main.dataset.session || null;
@@ -54,6 +58,7 @@ export class Conversation {
     try {
       const session = await json("GET", `/v1/sessions/${this.sessionId}`);
       for (const turn of session.turns) this.show(turn);
+      if (session.turns.length > 1) this.turns.lastElementChild.scrollIntoView({ block: "start" });
       const last = session.turns.at(-1);
       if (last?.status === "running") await this.run(this.turns.lastElementChild.view, last.id);
     } catch (problem) {
@@ -80,7 +85,7 @@ export class Conversation {
     if (!question || this.running) return;
     const view = this.begin(question);
     this.question.value = "";
-    view.element.scrollIntoView({ block: "nearest" });
+    toEnd();
     try {
       await this.begun(question);
       await this.run(view, null, question);
@@ -127,12 +132,14 @@ export class Conversation {
   }
 
   heard(view, { name, data }) {
+    const follows = isAtEnd();
     if (name === "token") view.add(data.text);
     if (name === "done") {
       view.finish(data);
       say(t("answer.complete"));
     }
     if (name === "error") view.fail({ ...data, code: data.error?.code, retryAfterS: data.retry_after_s });
+    if (follows) toEnd();
     return name === "done" || name === "error";
   }
 
