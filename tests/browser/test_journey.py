@@ -85,6 +85,7 @@ def follow_up(world, page):
 def share(page, picture):
     """With Bob, by name; a wrong name is told."""
     page.get_by_role("link", name="Documents").click()
+    page.wait_for_url("**/")
     page.get_by_role("button", name="Share contract.pdf").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("textbox", name="Name").fill("nobody")

@@ -44,7 +44,8 @@ export class Conversation {
       this.form.requestSubmit();
     });
     $("#stop").addEventListener("click", () => this.stop());
-    if ($$("#sources [data-status]").some((each) => each.dataset.status !== "ready")) this.allow(false);
+    // Until here nobody could write a question that would be lost.
+    this.allow($$("#sources [data-status]").every((each) => each.dataset.status === "ready"));
   }
 
   allow(may) {

@@ -20,6 +20,7 @@ export function setUpUploads() {
     take([...event.target.files]);
     event.target.value = "";
   });
+  $("#files").disabled = false;
   form.addEventListener("submit", (event) => event.preventDefault());
   for (const name of ["dragenter", "dragover", "dragleave", "drop"]) {
     document.addEventListener(name, (event) => {
