@@ -9,7 +9,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from tests.browser.world import CONTRACT, Visitor, serving
 
-KEPT = ("web-answer", "web-reading", "web-share", "web-pdf", "web-chinese", "web-conversation-dark-phone")
+KEPT = ("web-answer", "web-reading", "web-pdf", "web-chinese", "web-conversation-dark-phone")
 """Pictures that the docs show."""
 expect.set_options(timeout=30_000)  # machines that test are busy
 

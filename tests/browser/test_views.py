@@ -207,9 +207,9 @@ def test_in_chinese(visit, contract, session, picture):
     picture(page, "web-chinese")
     page.get_by_role("button", name="English").click()
     expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
-    assert page.evaluate("document.documentElement.lang") == "en"
+    expect(page.locator("html")).to_have_attribute("lang", "en")
     page.get_by_role("button", name="Dark").click()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(23, 23, 21)"
+    expect(page.locator("body")).to_have_css("background-color", "rgb(23, 23, 21)")
 
 
 def test_a_link_is_opened_beside_ones_own_sign_in(world, visit, contract):
