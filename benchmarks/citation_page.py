@@ -192,7 +192,7 @@ def page_of(run: Run) -> str:
         mass=MIN_MASS,
         least=facts[len(facts) // 20] if facts else 0.0,
         median=facts[len(facts) // 2] if facts else 0.0,
-        most=refusals[-1] if refusals else 0.0,
+        refusals=f"; no page had more than {refusals[-1]:.2f} in a refusal" if refusals else "",
         processor=run.cost.processor,
         finding=run.cost.finding,
         worst=run.cost.worst,
@@ -240,7 +240,7 @@ Of the {n_all} answers {n_wrong} are wrong. {n_wrong_cited} of these are cited: 
 from, and not that it is right.
 
 The page with the fact had {median:.2f} of everything that was looked at in the median, {least:.2f} or more in 19 of
-20 right answers; no page had more than {most:.2f} in a refusal.
+20 right answers{refusals}.
 
 ## What it costs
 
