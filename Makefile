@@ -8,7 +8,7 @@ MODEL := $(DATA)/models/demo
 ADAPTER := examples/demo_model/adapter/adapter_model.safetensors
 MADE_OF := adapter.cksum
 
-.PHONY: setup model demo serve servers test storms browser chaos check kernels docs bench clean
+.PHONY: setup model demo serve servers test storms browser chaos fuzz check kernels docs bench clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -75,6 +75,13 @@ test:
 chaos: setup servers $(if $(filter model,$(ENGINE)),model)
 	$(PY) -m tests.chaos.run --times $(or $(TIMES),$(if $(filter model,$(ENGINE)),5,20)) --worlds $(or $(WORLDS),1) \
 		$(addprefix --case ,$(CASE)) $(if $(filter model,$(ENGINE)),--model "$(MODEL)") $(if $(WRITE),--write)
+
+# Requests that nobody would write, made from the schema, and damaged files, against a real server with a fake engine:
+# three quarters of an hour at most.
+fuzz: setup
+	$(PY) -m tests.fuzz.run_schema --minutes 12 --open --examples 30
+	$(PY) -m tests.fuzz.run_schema --minutes 12 --examples 100 $(if $(WRITE),--write)
+	$(PY) -m tests.fuzz.run_uploads --minutes 20 --total $(or $(TOTAL),2400) $(if $(WRITE),--write)
 
 bench: model
 	$(PY) benchmarks/resume.py --write

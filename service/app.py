@@ -7,7 +7,6 @@ import structlog
 from litestar import Controller, Litestar, Response, Router
 from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin, YamlRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 
@@ -15,6 +14,8 @@ from service.api.authentication import Authenticated
 from service.api.hosts import Guarded
 from service.api.metrics import Metrics
 from service.api.observe import Observed
+from service.api.openapi import Description
+from service.api.options import AllMethods
 from service.api.principal import owner_id, principal, require_scope
 from service.api.problems import on_error
 from service.api.requests import ApiRequest
@@ -29,6 +30,7 @@ from service.web.frame import Framed
 _log = structlog.get_logger("preread.serve")
 MAX_BODY_BYTES = 1 << 20
 """Of every request but an upload."""
+_KEY = SecurityScheme(type="http", scheme="bearer", description="A server that has no keys wants none.")
 
 
 def create_app(
@@ -68,20 +70,19 @@ def create_app(
         exception_handlers={Exception: on_error},
         request_class=ApiRequest,
         request_max_body_size=MAX_BODY_BYTES,
-        openapi_config=OpenAPIConfig(
+        openapi_config=Description(
             title="Preread",
             version="1",
-            # None, on a server without keys; or one.
-            security=[{}, {"key": []}],
+            security=[{"key": []}],
             use_handler_docstrings=True,
-            components=Components(security_schemes={"key": SecurityScheme(type="http", scheme="bearer")}),
+            components=Components(security_schemes={"key": _KEY}),
             openapi_router=Router("/schema", route_handlers=[], include_in_schema=False, after_request=_found),
             render_plugins=[JsonRenderPlugin(), YamlRenderPlugin()],
         ),
         logging_config=None,
     )
     # Litestar's own middleware never sees a request that has no route.
-    authenticated = Authenticated(app.asgi_handler, lambda: _services(app.state))
+    authenticated = Authenticated(AllMethods(app.asgi_handler, app.routes), lambda: _services(app.state))
     app.asgi_handler = Observed(Guarded(Framed(authenticated), settings), metrics)
     return app
 

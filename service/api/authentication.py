@@ -17,7 +17,7 @@ from service.core.keys import LOCAL_PRINCIPAL, Principal
 from service.core.services import Services
 from service.errors import ServiceError
 
-_OPEN = ("/health/live", "/health/ready", "/app/sign-in", "/app/link", "/app/preferences")
+OPEN = ("/health/live", "/health/ready", "/app/sign-in", "/app/link", "/app/preferences")
 """What needs no key: load balancers have none, nor who is about to sign in."""
 _OPEN_BELOW = "/app/static/"
 
@@ -34,7 +34,7 @@ class Authenticated:
             await self._app(scope, receive, send)
             return
         principal = LOCAL_PRINCIPAL
-        if scope["path"].rstrip("/") not in _OPEN and not scope["path"].startswith(_OPEN_BELOW):
+        if scope["path"].rstrip("/") not in OPEN and not scope["path"].startswith(_OPEN_BELOW):
             services = self._services()
             try:
                 principal = await _principal(services, scope)

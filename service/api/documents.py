@@ -4,9 +4,19 @@ from typing import Annotated
 
 from litestar import Controller, Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.response import ServerSentEvent, Stream
 
+from service.api.described import (
+    LOCATION,
+    NOTHING_FOLLOWS,
+    EventsOperation,
+    FileOperation,
+    IfRange,
+    LastEventId,
+    Range,
+)
 from service.api.document_events import document_events, is_over, position_after
 from service.api.problems import problem_responses
 from service.api.ranges import file_response
@@ -40,7 +50,11 @@ class DocumentController(Controller):
         status_code=202,
         request_max_body_size=None,  # the file has a limit of its own, counted while it arrives
         operation_class=UploadOperation,
-        responses=problem_responses(413, 415, 422, 507),
+        response_headers=LOCATION,
+        responses={
+            200: ResponseSpec(DocumentBody, generate_examples=False, description="It is there already."),
+            **problem_responses(422, 507),
+        },
     )
     async def upload(
         self,
@@ -57,7 +71,7 @@ class DocumentController(Controller):
             headers={"Location": f"/v1/documents/{row.id}"},
         )
 
-    @get(responses=problem_responses(422))
+    @get(responses=problem_responses(404, 422))
     async def listing(
         self,
         services: NamedDependency[Services],
@@ -122,13 +136,21 @@ class DocumentController(Controller):
         """A page's text as the model got it, with its range of the document's tokens."""
         return page_body(await services.documents.text_page(owner_id, document_id, number))
 
-    @get("/{document_id:str}/file", responses=problem_responses(404, 416))
+    @get(
+        "/{document_id:str}/file",
+        operation_class=FileOperation,
+        responses={
+            206: ResponseSpec(bytes, generate_examples=False, description="The bytes that were asked for."),
+            **problem_responses(404, 416),
+        },
+    )
     async def original(
         self,
-        request: Request,
         services: NamedDependency[Services],
         owner_id: NamedDependency[str],
         document_id: FromPath[str],
+        range_header: Range = None,
+        if_range: IfRange = None,
     ) -> Stream:
         """The bytes that were uploaded; `Range` is honoured."""
         row, path = await services.documents.original(owner_id, document_id)
@@ -137,21 +159,26 @@ class DocumentController(Controller):
             etag=f'"{row.sha256}"',
             media_type=row.media_type,
             filename=row.filename,
-            range_header=request.headers.get("range"),
-            if_range=request.headers.get("if-range"),
+            range_header=range_header,
+            if_range=if_range,
         )
 
-    @get("/{document_id:str}/events", media_type="text/event-stream", responses=problem_responses(404))
+    @get(
+        "/{document_id:str}/events",
+        media_type="text/event-stream",
+        operation_class=EventsOperation,
+        responses=NOTHING_FOLLOWS | problem_responses(404),
+    )
     async def events(
         self,
-        request: Request,
         services: NamedDependency[Services],
         principal: NamedDependency[Principal],
         document_id: FromPath[str],
+        last_event_id: LastEventId = None,
     ) -> ServerSentEvent | Response[None]:
         """`progress` events, then `ready` or `failed`; from `Last-Event-ID` on, 204 when nothing follows."""
         view = await services.documents.get(principal.user_id, document_id)
-        position = position_after(request.headers.get("last-event-id"))
+        position = position_after(last_event_id)
         if is_over(position) and view.status in statuses.TERMINAL:
             return Response(None, status_code=204)
         permit = await services.permits.of_document(principal, document_id)

@@ -7,6 +7,7 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import ServerSentEvent
 
 from service.api.answer_events import answer_events, position_after, whole_answer
+from service.api.described import NOTHING_FOLLOWS, AnswerOperation, EventsOperation, LastEventId
 from service.api.principal import FOR_ASKING
 from service.api.problems import problem_responses
 from service.api.schemas.questions import AnswerBody, QuestionBody
@@ -27,8 +28,11 @@ class QuestionController(Controller):
     @post(
         status_code=200,
         opt=FOR_ASKING,
+        operation_class=AnswerOperation,
         responses={
-            200: ResponseSpec(AnswerBody, description="The answer; with `stream`, an event stream instead."),
+            200: ResponseSpec(
+                AnswerBody, generate_examples=False, description="The answer; with `stream`, an event stream instead."
+            ),
             **problem_responses(404, 409, 422, 429, 503, 507),
         },
     )
@@ -56,18 +60,23 @@ class QuestionController(Controller):
             await permit.require()
         return Response(answer, headers=location)
 
-    @get("/{answer_id:str}/events", media_type="text/event-stream", responses=problem_responses(404))
+    @get(
+        "/{answer_id:str}/events",
+        media_type="text/event-stream",
+        operation_class=EventsOperation,
+        responses=NOTHING_FOLLOWS | problem_responses(404),
+    )
     async def events(
         self,
-        request: Request,
         services: NamedDependency[Services],
         principal: NamedDependency[Principal],
         session_id: FromPath[str],
         answer_id: FromPath[str],
+        last_event_id: LastEventId = None,
     ) -> ServerSentEvent | Response[None]:
         """The stream of an answer after `Last-Event-ID`, while it runs or later; 204 when nothing follows."""
         stream = await services.conversations.answers.stream(principal.user_id, session_id, answer_id)
-        after = position_after(request.headers.get("last-event-id"))
+        after = position_after(last_event_id)
         if stream.is_over_after(after):
             return Response(None, status_code=204)
         permit = await services.permits.of_session(principal, session_id)

@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import msgspec
 from litestar import Request
 from litestar.exceptions import InternalServerException
 from litestar.exceptions.http_exceptions import RequestEntityTooLarge
 from litestar.types import Empty
 
-from service.errors import Malformed, TooLarge, Unsupported
+from service.errors import Invalid, Malformed, TooLarge, Unsupported
 
 
 class ApiRequest(Request[Any, Any, Any]):
@@ -34,6 +35,32 @@ class ApiRequest(Request[Any, Any, Any]):
         if kind != "application/json":
             raise Unsupported("Send the body as JSON, with the content type application/json.")
         try:
-            return await super().json()
+            found = await super().json()
         except RecursionError:
             raise Malformed("The JSON is nested too deeply.") from None
+        self._require_as_meant(found)
+        return found
+
+    def _require_as_meant(self, found: Any) -> None:
+        """Litestar takes 0 for false and "5" for 5, also in JSON. What it refuses itself, it says itself; 5.0 is 5."""
+        field = self.route_handler.parsed_data_field
+        if field is None:
+            return
+        try:
+            msgspec.convert(_whole(found), field.annotation)
+        except msgspec.ValidationError as error:
+            try:
+                msgspec.convert(found, field.annotation, strict=False)
+            except msgspec.ValidationError:
+                return
+            what, _, where = str(error).partition(" - at `$")
+            raise Invalid(f"{what}.", param=where.strip(".`") or None) from None
+
+
+def _whole(found: Any) -> Any:
+    """Numbers without a fraction as JSON Schema sees them: they are integers, however they are written."""
+    if isinstance(found, float) and found.is_integer():
+        return int(found)
+    if isinstance(found, dict):
+        return {name: _whole(value) for name, value in found.items()}
+    return [_whole(value) for value in found] if isinstance(found, list) else found

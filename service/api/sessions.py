@@ -6,6 +6,7 @@ from litestar import Controller, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody, QueryParameter
 
+from service.api.described import LOCATION
 from service.api.principal import FOR_ASKING
 from service.api.problems import problem_responses
 from service.api.schemas.sessions import (
@@ -29,7 +30,7 @@ class SessionController(Controller):
     path = "/v1/sessions"
     tags = ("sessions",)
 
-    @post(status_code=201, opt=FOR_ASKING, responses=problem_responses(404, 409, 422, 507))
+    @post(status_code=201, opt=FOR_ASKING, response_headers=LOCATION, responses=problem_responses(404, 409, 422, 507))
     async def create(
         self, services: NamedDependency[Services], owner_id: NamedDependency[str], data: JSONBody[NewSession]
     ) -> Response[SessionBody]:
@@ -73,7 +74,13 @@ class SessionController(Controller):
         """Remove a session and its turns' KV, except what a fork still uses; a running answer ends."""
         await services.conversations.sessions.delete(owner_id, session_id)
 
-    @post("/{session_id:str}/fork", status_code=201, opt=FOR_ASKING, responses=problem_responses(404, 409, 422, 507))
+    @post(
+        "/{session_id:str}/fork",
+        status_code=201,
+        opt=FOR_ASKING,
+        response_headers=LOCATION,
+        responses=problem_responses(404, 409, 422, 507),
+    )
     async def fork(
         self,
         services: NamedDependency[Services],

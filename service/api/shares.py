@@ -4,6 +4,7 @@ from litestar import Controller, Response, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
+from service.api.described import LOCATION
 from service.api.problems import problem_responses
 from service.api.schemas.shares import ShareBody, ShareList, ShareRequest, share_body
 from service.core.services import Services
@@ -16,7 +17,7 @@ class DocumentShareController(Controller):
     path = "/v1/documents/{document_id:str}/shares"
     tags = ("sharing",)
 
-    @post(status_code=201, responses=problem_responses(404, 409, 422, 507))
+    @post(status_code=201, response_headers=LOCATION, responses=problem_responses(404, 409, 422, 507))
     async def create(
         self,
         services: NamedDependency[Services],
@@ -52,7 +53,7 @@ class SessionShareController(Controller):
     path = "/v1/sessions/{session_id:str}/shares"
     tags = ("sharing",)
 
-    @post(status_code=201, responses=problem_responses(404, 409, 422, 507))
+    @post(status_code=201, response_headers=LOCATION, responses=problem_responses(404, 409, 422, 507))
     async def create(
         self,
         services: NamedDependency[Services],

@@ -11,8 +11,9 @@ from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Sche
 from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
 
 from service.api.multipart import OVERHEAD_NBYTES, Form, boundary_of, read_form
+from service.api.schemas.limits import PRINTABLE
 from service.core.services import Services
-from service.core.uploads import UploadSettings
+from service.core.uploads import MAX_TITLE_CHARS, MAX_TTL_S, UploadSettings
 from service.db.models import DocumentRow
 from service.errors import Invalid, Malformed, Unsupported
 
@@ -104,19 +105,34 @@ class UploadOperation(Operation):
                     description="Its kind is found from its content.",
                 ),
                 "title": Schema(
-                    type=OpenAPIType.STRING, description="Shown in lists, at most 300 characters; else the file's name."
+                    type=OpenAPIType.STRING,
+                    max_length=MAX_TITLE_CHARS,
+                    pattern=PRINTABLE,
+                    description="Shown in lists; else the file's name.",
                 ),
                 "password": Schema(type=OpenAPIType.STRING, description="Opens an encrypted PDF; never stored."),
                 "retention": Schema(
                     type=OpenAPIType.STRING,
                     description="`full`, `balanced`, `small`, or JSON with `sink_tokens`, `summary_tokens` and "
                     "`window_tokens`. Chosen by the document's length if left out.",
+                    pattern=r"^(automatic|full|balanced|small|\{.*\})?$",
                 ),
+                # A field of a form that is left empty is one that is left out.
                 "ttl_s": Schema(
-                    type=OpenAPIType.INTEGER,
+                    any_of=[
+                        Schema(type=OpenAPIType.INTEGER, minimum=1, maximum=MAX_TTL_S),
+                        Schema(type=OpenAPIType.STRING, enum=[""]),
+                    ],
                     description="Seconds after which the document is removed; never if left out.",
                 ),
-                "visibility": Schema(type=OpenAPIType.STRING, description="`private`, the only one; sharing is apart."),
+                "visibility": Schema(
+                    type=OpenAPIType.STRING,
+                    enum=["private", ""],
+                    description="`private`, the only one; sharing is apart.",
+                ),
             },
+            additional_properties=False,
         )
+        assert self.responses is not None
+        self.responses["200"].headers = self.responses["202"].headers  # type: ignore[union-attr]
         self.request_body = RequestBody({"multipart/form-data": OpenAPIMediaType(schema=form)}, required=True)

@@ -83,12 +83,12 @@ class DocumentService:
         self, owner_id: str, *, limit: int, after: str | None, shared: bool = False
     ) -> tuple[Sequence[DocumentView], bool]:
         """Their own documents, or those of others that are `shared` with them, newest first, and whether there are
-        more. Raises Invalid for an `after` that is not in the list."""
+        more. Raises NotFound for an `after` that is not in the list."""
         now = self._clock.now()
         async with self._db.reading() as uow:
             last = await reached_document(uow, owner_id, after, now) if after else None
             if after and (last is None or (last.access != OWNER) != shared):
-                raise Invalid("`after` is not the id of a document of this list.", param="after")
+                raise NotFound("`after` is not the id of a document of this list.", param="after")
             rows = await uow.documents.page(
                 owner_id, limit=limit + 1, after=last.row if last else None, shared_at=now if shared else None
             )

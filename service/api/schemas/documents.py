@@ -1,18 +1,21 @@
 """Bodies of the document calls."""
 
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from service.api.schemas.limits import PRINTABLE, SAID_SOMETHING, limited
 from service.api.schemas.times import shown, shown_exactly
 from service.core.artifacts import Place, Removed
 from service.core.documents import DocumentChanges, DocumentView
 from service.core.retention import stored_policy
 from service.core.statuses import READY
+from service.core.uploads import MAX_TITLE_CHARS, MAX_TTL_S
 from service.db.models import DocumentRow, PageRow
 
 T = TypeVar("T")
+TITLE = [{"pattern": PRINTABLE}, {"pattern": SAID_SOMETHING}]
 
 
 class ProgressBody(msgspec.Struct, frozen=True):
@@ -116,10 +119,10 @@ class DocumentList(msgspec.Struct, frozen=True):
 class DocumentPatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What can be changed. `ttl_s` counts from now; null means that the document does not expire."""
 
-    title: str | msgspec.UnsetType = msgspec.UNSET
-    ttl_s: int | msgspec.UnsetType | None = msgspec.UNSET
+    title: Annotated[str, limited(maxLength=MAX_TITLE_CHARS, allOf=TITLE)] | msgspec.UnsetType = msgspec.UNSET
+    ttl_s: Annotated[int | None, limited(minimum=1, maximum=MAX_TTL_S)] | msgspec.UnsetType = msgspec.UNSET
     pinned: bool | msgspec.UnsetType = msgspec.UNSET
-    visibility: str | msgspec.UnsetType = msgspec.UNSET
+    visibility: Annotated[str, limited(enum=["private"])] | msgspec.UnsetType = msgspec.UNSET
 
     def changes(self) -> DocumentChanges:
         return DocumentChanges(

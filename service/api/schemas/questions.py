@@ -1,22 +1,27 @@
 """Bodies of questions and answers."""
 
+from typing import Annotated
+
 import msgspec
 
+from service.api.schemas.limits import SAID_SOMETHING, limited
 from service.core.results import result_of
-from service.core.sampling import Question
+from service.core.sampling import MAX_STOP_CHARS, MAX_STOPS, MAX_TEMPERATURE, MAX_TOP_K, Question
 from service.db.models import TurnRow
+
+Stop = Annotated[str, limited(minLength=1, maxLength=MAX_STOP_CHARS)]
 
 
 class QuestionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A question. What is left out has its default: greedy, as many tokens as fit up to 512."""
 
-    question: str
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
+    question: Annotated[str, limited(pattern=SAID_SOMETHING)]
+    max_tokens: Annotated[int | None, limited(minimum=1)] = None
+    temperature: Annotated[float | None, limited(minimum=0, maximum=MAX_TEMPERATURE)] = None
+    top_p: Annotated[float | None, limited(exclusiveMinimum=0, maximum=1)] = None
+    top_k: Annotated[int | None, limited(minimum=0, maximum=MAX_TOP_K)] = None
+    stop: Annotated[Stop | list[Stop] | None, limited(maxItems=MAX_STOPS)] = None
+    seed: Annotated[int | None, limited(minimum=-(2**63), maximum=2**63 - 1)] = None
     stream: bool = False
 
     def to_question(self) -> Question:

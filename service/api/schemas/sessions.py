@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from service.api.schemas.limits import PRINTABLE, limited
 from service.api.schemas.questions import AnswerBody, answer_body
 from service.api.schemas.times import shown_exactly
 from service.core.sessions import MAX_INSTRUCTIONS_CHARS
@@ -13,14 +14,14 @@ from service.db.models import SessionRow, TurnRow
 
 MAX_TITLE_CHARS = 300
 Instructions = Annotated[str, msgspec.Meta(max_length=MAX_INSTRUCTIONS_CHARS)]
-Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE_CHARS)]
+Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE_CHARS, extra_json_schema={"pattern": PRINTABLE})]
 
 
 class NewSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`document_ids` names one or several documents that are ready, each once. `instructions`: how answers are wanted
     (language, length, style); they come after the document, with every question."""
 
-    document_ids: list[str]
+    document_ids: Annotated[list[str], limited(minItems=1, uniqueItems=True)]
     title: Title = ""
     instructions: Instructions = ""
 

@@ -1,20 +1,23 @@
 """Bodies of the share calls."""
 
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
 
+from service.api.schemas.limits import limited
 from service.api.schemas.times import shown, shown_exactly
-from service.core.sharing import NewShare, Shared
+from service.core.sharing import KINDS, LEVELS, NewShare, Shared
+from service.core.uploads import MAX_TTL_S
 
 
 class ShareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`with`: `user` (`user` is the name), `organization`, or `link`. `access`: `read`, or `ask`, which includes it."""
 
-    kind: str = msgspec.field(name="with")
-    access: str = "ask"
+    kind: Annotated[str, limited(enum=list(KINDS))] = msgspec.field(name="with")
+    access: Annotated[str, limited(enum=list(LEVELS))] = "ask"
     user: str | None = None
-    ttl_s: int | None = None
+    ttl_s: Annotated[int | None, limited(minimum=1, maximum=MAX_TTL_S)] = None
 
     def to_share(self) -> NewShare:
         return NewShare(self.kind, self.access, self.user, self.ttl_s)

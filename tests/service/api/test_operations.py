@@ -118,3 +118,39 @@ async def test_an_error_of_the_database_carries_no_text(tmp_path):
             await uow.documents.get(SECRET)
     await db.close()
     assert SECRET not in str(failure.value)
+
+
+@pytest.mark.anyio
+async def test_options_name_every_method_of_the_address(client):
+    for path, methods in (
+        ("/v1/documents", "GET, OPTIONS, POST"),
+        ("/v1/documents/doc_x", "DELETE, GET, OPTIONS, PATCH"),
+        ("/v1/sessions/ses_x/shares", "GET, OPTIONS, POST"),
+    ):
+        response = await client.options(path)
+        assert (response.status_code, response.headers["allow"]) == (204, methods)
+        assert set((await client.request("TRACE", path)).headers["allow"].split(", ")) == set(methods.split(", "))
+
+
+@pytest.mark.anyio
+async def test_the_schema_tells_the_headers_the_limits_and_what_is_no_json(client):
+    schema = (await client.get("/schema/openapi.json")).json()
+    paths, bodies = schema["paths"], schema["components"]["schemas"]
+    for path, operations in paths.items():
+        for operation in operations.values():
+            responses = operation["responses"]
+            assert ("401" in responses) is not path.startswith("/health")
+            assert all("X-Request-ID" in response["headers"] for response in responses.values())
+            assert all("Retry-After" in responses[status]["headers"] for status in {"429", "503"} & set(responses))
+            assert {"413", "415"} <= set(responses) or "requestBody" not in operation
+    asked = paths["/v1/sessions/{session_id}/questions"]["post"]["responses"]["200"]
+    assert set(asked["content"]) == {"application/json", "text/event-stream"}
+    assert "Location" in asked["headers"]
+    file = paths["/v1/documents/{document_id}/file"]["get"]
+    assert {"Range", "If-Range"} <= {parameter["name"] for parameter in file["parameters"]}
+    assert {"200", "206", "416"} <= set(file["responses"])
+    assert "Content-Range" in file["responses"]["206"]["headers"]
+    question = bodies["QuestionBody"]
+    assert question["additionalProperties"] is False
+    assert question["properties"]["top_k"]["maximum"] == 1000
+    assert paths["/v1/sessions/{session_id}/fork"]["post"]["requestBody"]["required"] is False

@@ -123,3 +123,15 @@ async def test_busy_says_when_to_come_back(client):
     response = await client.get("/busy")
     assert (response.status_code, response.headers["retry-after"]) == (429, "7")
     assert response.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("count", "status"), [("1", 201), ("1.0", 201), ("1.5", 422), ("true", 422), ('"1"', 422), ("null", 422)]
+)
+async def test_json_is_taken_as_it_is_meant(client, count, status):
+    response = await client.post("/body", content=f'{{"count": {count}}}', headers={"content-type": "application/json"})
+    assert response.status_code == status
+    if count in ("true", '"1"'):
+        assert response.json()["error"]["param"] == "count"
+        assert "Expected `int`" in response.json()["detail"]
