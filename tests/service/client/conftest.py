@@ -9,7 +9,7 @@ from tests.service.conftest import Reader
 from tests.service.live import live_server, without_logs
 
 TEXT = b"The safety officer is Bartholomew Kemp. The fee is 1,275 pounds.\fThe second page is empty but for this.\n"
-PIECES = [f"{number} " for number in range(200)]
+PIECES = [f"{number} " for number in range(150)]
 """An answer in which a lost or doubled piece shows."""
 
 
@@ -43,8 +43,8 @@ def session(client, document):
 
 @pytest.fixture
 def counting(live):
-    """Answers count to 199, in about a second."""
+    """Answers count to 149, in one and a half seconds at least."""
     kept = live.engine.reply, live.engine.token_delay_s
-    live.engine.reply, live.engine.token_delay_s = PIECES, 0.005
+    live.engine.reply, live.engine.token_delay_s = PIECES, 0.01
     yield "".join(PIECES)
     live.engine.reply, live.engine.token_delay_s = kept
