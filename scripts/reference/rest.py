@@ -119,9 +119,13 @@ def _type(schema: Json) -> str:
     if kind == "array":
         return f"list of {_type(schema.get('items', {}))}"
     bounds = {"minimum": "from", "maximum": "to", "maxLength": "up to"}
-    limits = [f"{word} {schema[name]:,}" for name, word in bounds.items() if name in schema]
+    limits = [f"{word} {_number(schema[name])}" for name, word in bounds.items() if name in schema]
     form = [schema["format"]] if "format" in schema else []
     return f"{kind} ({', '.join([*form, *limits])})" if form or limits else kind
+
+
+def _number(value: float) -> str:
+    return f"{int(value) if float(value).is_integer() else value:,}"
 
 
 def _table(head: tuple[str, ...], rows: Any) -> str:
