@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from litestar import Request
 
-from service.api.problems import problem_of
+from service.api.problems import told_in_stream
 from service.api.schemas.questions import AnswerBody
 from service.core.streams import AnswerStream
 from service.errors import ServiceError, Unavailable
@@ -37,7 +37,7 @@ async def answer_events(stream: AnswerStream, after: int = 0) -> AsyncIterator[A
         async for event in events:
             data = event.data
             if isinstance(data, ServiceError):
-                data = _problem(data, stream.answer_id)
+                data = {"id": stream.answer_id, **told_in_stream(data)}
             yield AnswerEvent(event.id, event.name, data)
 
 
@@ -67,9 +67,3 @@ async def _disconnected(request: Request[Any, Any, Any]) -> None:
     # The body has been read: all that can come is the news that the client is gone.
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _problem(error: ServiceError, answer_id: str) -> dict[str, Any]:
-    retry_after_s = getattr(error, "retry_after_s", None)
-    retry = {"retryable": retry_after_s is not None, "retry_after_s": retry_after_s}
-    return {"id": answer_id, **msgspec.to_builtins(problem_of(error)), **retry}

@@ -87,6 +87,13 @@ def problem_of(error: Exception, instance: str = "") -> Problem:
     return _problem(500, "internal_error", detail, instance)
 
 
+def told_in_stream(error: Exception) -> dict[str, Any]:
+    """The problem as the `error` event of a stream: with what a client needs to try again, for it has no headers."""
+    retry_after_s = getattr(error, "retry_after_s", None)
+    retry = {"retryable": retry_after_s is not None, "retry_after_s": retry_after_s}
+    return {**msgspec.to_builtins(problem_of(error)), **retry}
+
+
 def headers_of(error: Exception) -> dict[str, str]:
     """`Retry-After` where trying again makes sense, `WWW-Authenticate` where a key is missing, `Allow` where the method
     was wrong."""

@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from litestar.response import ServerSentEvent
 
-from service.api.problems import problem_of
+from service.api.problems import told_in_stream
 from service.errors import ServiceError, Unavailable
 
 CLEANUP_S = 5.0
@@ -171,4 +171,4 @@ def _chunk(name: str, data: Any, id: int | str | None = None) -> bytes:
 
 
 def _problem(error: Exception) -> bytes:
-    return _chunk("error", problem_of(error))
+    return _chunk("error", told_in_stream(error))

@@ -1,12 +1,13 @@
 """An event stream ends cleanly whoever ends it."""
 
 import asyncio
+import json
 from collections import namedtuple
 
 import pytest
 
 from service.api.sse import event_stream
-from service.errors import Conflict
+from service.errors import Conflict, Unavailable
 
 Event = namedtuple("Event", "id name data")
 
@@ -46,8 +47,15 @@ async def test_a_quiet_stream_gets_comments():
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("error", "status"), [(Conflict("busy"), 409), (RuntimeError("secret"), 500)])
-async def test_an_error_is_the_last_event(error, status):
+@pytest.mark.parametrize(
+    ("error", "status", "retry"),
+    [
+        (Conflict("busy"), 409, {"retryable": False, "retry_after_s": None}),
+        (RuntimeError("secret"), 500, {"retryable": False, "retry_after_s": None}),
+        (Unavailable("The database does not answer.", retry_after_s=3), 503, {"retryable": True, "retry_after_s": 3}),
+    ],
+)
+async def test_an_error_is_the_last_event(error, status, retry):
     async def fail():
         raise error
 
@@ -56,6 +64,8 @@ async def test_an_error_is_the_last_event(error, status):
     assert chunks[-1].startswith(b"event: error\r\n")
     assert f'"status":{status}'.encode() in chunks[-1]
     assert b"secret" not in chunks[-1]
+    told = json.loads(chunks[-1].partition(b"data: ")[2])
+    assert {name: told[name] for name in retry} == retry
     assert log == ["closed"]
 
 
