@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from service.core.prompts import Prompts, load_prompts
@@ -65,6 +66,33 @@ def test_after_a_restart_only_the_question_is_computed(server: Server, document:
     assert server.engine_stat("document_prefill_tokens_total") == 0
     computed = fresh["usage"]["prefilled_tokens"] + follow_up["usage"]["prefilled_tokens"]
     assert server.engine_stat("prefilled_tokens_total") == computed
+
+
+def test_an_openai_client_resumes_from_the_same_snapshot(server: Server, document: dict[str, Any], demo_model: Path):
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    part = {"type": "file", "file": {"file_id": document["id"].replace("doc_", "file-")}}
+    messages: list[Any] = [{"role": "user", "content": [part, {"type": "text", "text": FIRST}]}]
+    computed = server.engine_stat("prefilled_tokens_total")
+    first = client.chat.completions.create(model=demo_model.name, messages=messages)
+    assert "Bartholomew Kemp" in (first.choices[0].message.content or "")
+    assert first.usage.prompt_tokens_details.cached_tokens == document["token_count"]
+    n_first = first.usage.prompt_tokens - document["token_count"]
+    assert server.engine_stat("prefilled_tokens_total") == computed + n_first
+
+    said = {"role": "assistant", "content": first.choices[0].message.content}
+    messages += [said, {"role": "user", "content": FOLLOW_UP}]
+    second = client.chat.completions.create(model=demo_model.name, messages=messages)
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) > first.usage.prompt_tokens
+    n_second = second.usage.prompt_tokens - (second.usage.prompt_tokens_details.cached_tokens or 0)
+    assert server.engine_stat("prefilled_tokens_total") == computed + n_first + n_second
+
+    # Said elsewhere: the history is computed after the document, and goes on to the same answer.
+    messages[1] = {"role": "assistant", "content": f"{said['content']} That is all."}
+    third = client.chat.completions.create(model=demo_model.name, messages=messages)
+    assert third.usage.prompt_tokens_details.cached_tokens == document["token_count"]
+    assert third.usage.prompt_tokens > second.usage.prompt_tokens
+    assert third.choices[0].message.content == second.choices[0].message.content
+    assert server.engine_stat("document_prefill_tokens_total") == 0
 
 
 def test_a_build_killed_twice_has_the_bytes_and_logits_of_one_that_was_never_stored(

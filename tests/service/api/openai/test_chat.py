@@ -2,7 +2,6 @@
 
 import base64
 
-import httpx
 import openai
 import pytest
 
@@ -210,13 +209,17 @@ def test_messages_that_cannot_be_answered_say_where(client, messages, param):
     assert refused.value.param == param
 
 
-def test_too_long_is_context_length_exceeded(client, file):
+def test_too_long_is_context_length_exceeded(world, client, file):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="demo", messages=about(file.id, "word " * 5000))
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
-    sessions = [s for s in httpx.get(f"{client.base_url}sessions?limit=100").json()["data"] if not s["title"]]
-    empty = [s for s in sessions if not httpx.get(f"{client.base_url}sessions/{s['id']}").json()["turns"]]
-    assert not empty, "what was made for a refused question is removed"
+
+    async def made_for_nothing() -> int:
+        async with world.services.db.reading() as uow:
+            ids = await uow.sessions.of_owner("local")
+            return len([each for each in ids if not await uow.turns.of_session(each)])
+
+    assert world.call(made_for_nothing()) == 0, "what was made for a refused question is removed"
 
 
 def test_an_unknown_model_and_file(client, file):
