@@ -39,12 +39,15 @@ class Physics:
         return self.tflops * 1e12 / (self.token_flops + tokens / 2 * self.row_flops)
 
 
-def physics_of(settings: Settings, model_dir: Path, bandwidth_gbps: float = 0.0) -> Physics | None:
-    """Of the model and the card that the settings name; None for the fake engine. Raises ModelError, Invalid."""
+def physics_of(settings: Settings, model_dir: Path, bandwidth_gbps: float = 0.0, card_name: str = "") -> Physics | None:
+    """Of the model that the settings name, on `card_name` or the card that is here; None for the fake engine.
+
+    Raises ModelError, Invalid.
+    """
     if settings.engine == "fake":
         return None
     model = read_model(model_dir)
-    card = find_card("cpu" if settings.engine == "torch" else "", bandwidth_gbps)
+    card = find_card("cpu" if settings.engine == "torch" else card_name, bandwidth_gbps)
     if settings.engine == "exl2" and card.is_cpu:
         raise ModelError("PREREAD_ENGINE=exl2, and there is no NVIDIA card")
     return _physics(model, card, KVType(settings.kv_type), resolve_dtype(settings.compute_dtype))

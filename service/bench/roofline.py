@@ -6,8 +6,9 @@ from html import escape
 
 from service.bench.results import Row, Run
 
-WIDTH, HEIGHT = 820, 520
-LEFT, RIGHT, TOP, BOTTOM = 80, 30, 40, 60
+WIDTH, HEIGHT = 1160, 520
+LEFT, RIGHT, TOP, BOTTOM = 80, 380, 40, 60
+"""Margins of the plot; what the points are stands to its right."""
 _COLOURS = {"prefill": "#b4540a", "decode": "#1f5fa8"}
 
 
@@ -103,7 +104,7 @@ def _roof(x: _Scale, y: _Scale, peak: float, bandwidth: float) -> Iterator[str]:
     path = " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in corners)
     yield f'<polyline points="{path}" fill="none" stroke="#333" stroke-width="2"/>'
     yield (
-        f'<text x="{x.at(knee):.1f}" y="{y.at(peak) - 8:.1f}" text-anchor="middle">'
+        f'<text x="{WIDTH - RIGHT}" y="{y.at(peak) - 8:.1f}" text-anchor="end">'
         f"{bandwidth / 1e9:.0f} GB/s, {peak / 1e12:.3g} TFLOP/s</text>"
     )
 
@@ -114,4 +115,4 @@ def _marks(found: Sequence[tuple[Row, float, float]], x: _Scale, y: _Scale) -> I
         told = escape(f"{row.name}: {row.value:.3g} {row.unit}, {row.share:.0%} of the bound")
         yield f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="5" fill="{colour}"><title>{told}</title></circle>'
         yield f'<text x="{x.at(a) + 8:.1f}" y="{y.at(b) + 4:.1f}" fill="{colour}">{number}</text>'
-        yield f'<text x="{LEFT + 12}" y="{TOP + 4 + 15 * number}" fill="{colour}" font-size="11">{number} {told}</text>'
+        yield f'<text x="{WIDTH - RIGHT + 16}" y="{TOP + 16 * number}" fill="{colour}" font-size="11">{number} {told}</text>'

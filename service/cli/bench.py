@@ -23,6 +23,7 @@ def _numbers(_: Any, __: Any, value: str) -> tuple[int, ...]:
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Of every figure.")
 @click.option("--answer-tokens", type=click.IntRange(8), default=24, show_default=True, help="Tokens of an answer.")
 @click.option("--bandwidth", type=float, default=0.0, help="Of the memory in GB/s, in place of what is found.")
+@click.option("--card", default="", help="Its name in the table, where the driver does not say it (exl2 engine).")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the run into this file.")
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw a roofline plot into this file.")
 @click.option("--against", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An earlier run's file.")
@@ -65,7 +66,7 @@ async def _measured(settings: Any, options: dict[str, Any]) -> Any:
     from service.bench.run import bench_config, place_of, run_of
     from service.engine.local import LocalEngine
 
-    physics = physics_of(settings, settings.model_dir, options["bandwidth"])
+    physics = physics_of(settings, settings.model_dir, options["bandwidth"], options["card"])
     work = Work(options["contexts"], options["users"], options["repeats"], options["answer_tokens"])
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=settings.data_dir, prefix=".bench-") as directory:

@@ -74,6 +74,17 @@ async def test_what_the_engine_refuses_is_said(tmp_path: Path) -> None:
         await engine.close()
 
 
+@pytest.mark.anyio
+async def test_answers_that_end_at_once_are_no_figure(tmp_path: Path) -> None:
+    config = EngineConfig(store_dir=str(tmp_path), engine="fake", fake_script=[*b"no", 256])
+    engine = await LocalEngine.open(config)
+    try:
+        with pytest.raises(EngineLost, match="ends its answers before 12 tokens"):
+            await Bench(engine, tmp_path, None, WORK).rows()
+    finally:
+        await engine.close()
+
+
 def test_two_runs_are_compared_row_by_row() -> None:
     before = run_of([Row("a", "tok/s", [10.0, 20.0, 30.0]), Row("b", "s", [2.0], False), Row("gone", "s", [1.0])])
     now = run_of([Row("a", "tok/s", [30.0]), Row("b", "s", [4.0], False), Row("new", "s", [1.0])], torch="2")
