@@ -6,8 +6,8 @@ from html import escape
 
 from service.bench.results import Row, Run
 
-WIDTH, HEIGHT = 1160, 520
-LEFT, RIGHT, TOP, BOTTOM = 80, 380, 40, 60
+WIDTH, HEIGHT = 1240, 520
+LEFT, RIGHT, TOP, BOTTOM = 80, 460, 40, 60
 """Margins of the plot; what the points are stands to its right."""
 _COLOURS = {"prefill": "#b4540a", "decode": "#1f5fa8"}
 
@@ -115,4 +115,5 @@ def _marks(found: Sequence[tuple[Row, float, float]], x: _Scale, y: _Scale) -> I
         told = escape(f"{row.name}: {row.value:.3g} {row.unit}, {row.share:.0%} of the bound")
         yield f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="5" fill="{colour}"><title>{told}</title></circle>'
         yield f'<text x="{x.at(a) + 8:.1f}" y="{y.at(b) + 4:.1f}" fill="{colour}">{number}</text>'
-        yield f'<text x="{WIDTH - RIGHT + 16}" y="{TOP + 16 * number}" fill="{colour}" font-size="11">{number} {told}</text>'
+        beside = f'x="{WIDTH - RIGHT + 16}" y="{TOP + 16 * number}"'
+        yield f'<text {beside} fill="{colour}" font-size="11">{number} {told}</text>'
