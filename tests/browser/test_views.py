@@ -174,6 +174,9 @@ def test_a_lost_connection_is_waited_out(world, visit, contract):
     answer = page.locator(".answer")
     expect(answer).to_have_attribute("aria-busy", "false")
     text = answer.inner_text()
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.get_by_role("button", name="Copy", exact=True).click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert [text.count(f"part{n} ") for n in range(24)] == [1] * 24
     assert resumed.is_set()
 

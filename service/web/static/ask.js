@@ -110,7 +110,7 @@ export class Conversation {
 
   /** Follow an answer to its end: one that is asked now, or one that runs. */
   async run(view, answerId, question) {
-    const key = crypto.randomUUID?.() ?? String(Math.random()).slice(2);
+    const key = crypto.getRandomValues(new Uint32Array(4)).join("-");
     const path = `/v1/sessions/${this.sessionId}/questions`;
     const open = async (last) => {
       if (answerId) return call("GET", `${path}/${answerId}/events`, { headers: last ? { "Last-Event-ID": last } : {} });

@@ -74,6 +74,19 @@ export async function copy(text) {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return false;
+    return copySelection(text);
   }
+}
+
+/** Browsers keep the clipboard from pages that came without HTTPS from another machine; not from a selection. */
+function copySelection(text) {
+  const focused = document.activeElement;
+  const area = h("textarea", { class: "visually-hidden", "aria-hidden": "true", tabindex: "-1" });
+  area.value = text;
+  ($("#dialog[open]") ?? document.body).append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  focused?.focus();
+  return done;
 }
