@@ -240,7 +240,8 @@ Of the {n_all} answers {n_wrong} are wrong. {n_wrong_cited} of these are cited: 
 from, and not that it is right.
 
 The page with the fact had {median:.2f} of everything that was looked at in the median, {least:.2f} or more in 19 of
-20 right answers{refusals}.
+20 right answers{refusals}. Heads of another model may give less to the page that they look for; where
+that is under {mass:.0%}, attention still decides between passages, and words whether there is a citation.
 
 ## What it costs
 
