@@ -92,9 +92,9 @@ class DocumentService:
             rows = await uow.documents.page(
                 owner_id, limit=limit + 1, after=last.row if last else None, shared_at=now if shared else None
             )
-            levels = {row.id: await uow.shares.document_access(owner_id, row.id, now) for row in rows if shared}
+            levels = await uow.shares.document_accesses(owner_id, [row.id for row in rows], now) if shared else {}
         live = [row for row in rows[:limit] if not expired(row, now)]
-        return [self.view(row, (levels[row.id] or READ) if shared else OWNER) for row in live], len(rows) > limit
+        return [self.view(row, levels.get(row.id, READ) if shared else OWNER) for row in live], len(rows) > limit
 
     async def change(self, owner_id: str, document_id: str, changes: DocumentChanges) -> DocumentView:
         """Raises NotFound, Forbidden, Invalid, StorageFull (only when the disk does not take the mark of a pinned

@@ -132,7 +132,7 @@ async def _row(
 ) -> ShareRow:
     """A new share, in place of one with the same subject."""
     known = await _shares_of(uow, target)
-    before = next((row for row in known if row.subject == subject), None)
+    before = next((row for row in known if (row.kind, row.subject) == (wanted.kind, subject)), None)
     if before is not None:
         await uow.shares.remove(before.id)
     elif len(known) >= MAX_SHARES:

@@ -92,8 +92,8 @@ class ShareRow(Base):
     expires_at: Mapped[float | None] = mapped_column(default=None)
 
     __table_args__ = (
-        UniqueConstraint("document_id", "subject", name="uq_shares_document_subject"),
-        UniqueConstraint("session_id", "subject", name="uq_shares_session_subject"),
+        UniqueConstraint("document_id", "kind", "subject", name="uq_shares_document_subject"),
+        UniqueConstraint("session_id", "kind", "subject", name="uq_shares_session_subject"),
         Index("ix_shares_subject", "subject"),
     )
 

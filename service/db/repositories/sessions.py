@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import and_, or_, select, update
+from sqlalchemy import and_, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.models import DocumentRow, SessionDocumentRow, SessionRow
@@ -38,12 +38,14 @@ class Sessions:
         over = and_(DocumentRow.expires_at <= now, DocumentRow.pinned.is_(False))
         theirs = DocumentRow.id.in_(shared_documents(owner_id, now).subquery().select())
         lost = and_(DocumentRow.owner_id != owner_id, ~theirs)
-        gone = select(SessionDocumentRow.session_id).join(DocumentRow).where(or_(over, lost))
-        query = select(SessionRow).where(SessionRow.owner_id == owner_id, SessionRow.id.not_in(gone))
+        # Of each session that is listed, so that others' sessions are not looked at.
+        its = SessionDocumentRow.session_id == SessionRow.id
+        gone = exists().where(its, SessionDocumentRow.document_id == DocumentRow.id, or_(over, lost))
+        query = select(SessionRow).where(SessionRow.owner_id == owner_id, ~gone)
         if shared:
             given = select(ShareRow.session_id).where(ShareRow.session_id.is_not(None), is_for(owner_id, now))
             others = SessionRow.owner_id != owner_id
-            query = select(SessionRow).where(others, SessionRow.id.in_(given), SessionRow.id.not_in(gone))
+            query = select(SessionRow).where(others, SessionRow.id.in_(given), ~gone)
         if after is not None:
             same_time = and_(SessionRow.created_at == after.created_at, SessionRow.id < after.id)
             query = query.where(or_(SessionRow.created_at < after.created_at, same_time))

@@ -1,8 +1,8 @@
 """What others may see, and who they are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from sqlalchemy import ColumnElement, Select, delete, or_, select
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from service.db.models import SessionDocumentRow
@@ -33,16 +33,25 @@ class Shares:
         await self._session.execute(delete(ShareRow).where(ShareRow.id == share_id))
 
     async def document_access(self, who: str, document_id: str, now: float) -> str | None:
-        """`read` or `ask` when a document, or a session about it, is shared with them.
+        """`read` or `ask` when a document, or a session about it, is shared with them."""
+        return (await self.document_accesses(who, [document_id], now)).get(document_id)
+
+    async def document_accesses(self, who: str, document_ids: Collection[str], now: float) -> dict[str, str]:
+        """`read` or `ask` by the ids of those documents that are shared with them, or a session about which is.
 
         It goes from what is shared with them to its documents: what there is of the document, others' sessions about it
         and shares of it, is not looked at, so that nothing is told by how long it takes.
         """
-        target = or_(ShareRow.document_id == document_id, SessionDocumentRow.document_id == document_id)
-        about = select(ShareRow.access).outerjoin(
+        shared = func.coalesce(ShareRow.document_id, SessionDocumentRow.document_id)
+        levels = select(shared, ShareRow.access).outerjoin(
             SessionDocumentRow, SessionDocumentRow.session_id == ShareRow.session_id
         )
-        return await self._most(about.where(is_for(who, now), target))
+        found: dict[str, str] = {}
+        for document_id, level in await self._session.execute(
+            levels.where(is_for(who, now), shared.in_(document_ids)).distinct()
+        ):
+            found[document_id] = max(found.get(document_id, level), level, key=("read", "ask").index)
+        return found
 
     async def session_access(self, who: str, session_id: str, now: float) -> str | None:
         """`read` or `ask` when a session is shared with them."""

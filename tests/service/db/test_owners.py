@@ -87,6 +87,15 @@ async def test_what_is_for_the_user_local_is_not_for_the_organization_of_this_na
             assert sorted(row.id for row in listed) == its
 
 
+async def test_the_user_and_the_organization_local_have_a_share_each(db):
+    async with db.writing() as uow:
+        await uow.shares.add(share("1", "local", document_id="doc_1", access="read"))
+        await uow.shares.add(share("2", "local", kind="organization", document_id="doc_1"))
+    async with db.reading() as uow:
+        assert [row.id for row in await uow.shares.of_document("doc_1")] == ["1", "2"]
+        assert await uow.shares.document_accesses("local", ["doc_1", "doc_2"], NOW) == {"doc_1": "ask"}
+
+
 async def test_sessions_over_what_is_not_shared_any_more_are_not_listed(db):
     async with db.writing() as uow:
         await uow.shares.add(share("1", "bob", document_id="doc_1"))
