@@ -1,8 +1,10 @@
 """Whether the time of a refusal tells an owner that something of another exists: ``python -m benchmarks.isolation``.
 
 A real server with the fake engine, two keys of different organizations, and for each call as many requests for what the
-other has as for what nobody has, in random order over one connection. The figure is the AUC: how often a request for
-what exists took longer than one for what does not; 0.5 is a coin. Of 500 requests each its standard error is 0.018.
+other has as for what nobody has, in random order over one connection. Who asks has
+sessions of their own, and a document and a session that somebody of their organization shares with them. The figure is
+the AUC: how often a request for what exists took longer than one for what does not; 0.5 is a coin. Of 500 requests each
+its standard error is 0.018.
 """
 
 import argparse
@@ -56,10 +58,13 @@ def auc(lower: list[float], higher: list[float]) -> float:
 
 
 async def make_keys(data_dir: Path) -> dict[str, dict[str, str]]:
-    """Headers of two users of different organizations."""
+    """Headers of two users of different organizations, and of somebody who shares with the second."""
     async with own_database(Settings(data_dir=data_dir, engine="fake")) as database:
         ring = KeyRing(database, SystemClock())
-        made = {name: await ring.create(user=name, organization=name, scopes=("manage",)) for name in ("ann", "eve")}
+        people = {"ann": "one", "eve": "other", "mia": "other"}
+        made = {
+            name: await ring.create(user=name, organization=its, scopes=("manage",)) for name, its in people.items()
+        }
     return {name: {"Authorization": f"Bearer {token}"} for name, (_, token) in made.items()}
 
 
@@ -75,6 +80,17 @@ def make_things(client: httpx.Client, n: int) -> list[dict[str, str]]:
         ans = client.post(f"/v1/sessions/{ses}/questions", json=QUESTION).json()["id"]
         things.append({"doc": doc, "ses": ses, "ans": ans})
     return things
+
+
+def make_sessions(client: httpx.Client, document_id: str, n: int) -> None:
+    for _ in range(n):
+        client.post("/v1/sessions", json={"document_ids": [document_id]}).raise_for_status()
+
+
+def share_with(client: httpx.Client, thing: dict[str, str], user: str) -> None:
+    """A document and a session of the client's own."""
+    for path in (f"/v1/documents/{thing['doc']}/shares", f"/v1/sessions/{thing['ses']}/shares"):
+        client.post(path, json={"with": "user", "user": user}).raise_for_status()
 
 
 def seconds_of(client: httpx.Client, call: str, ids: dict[str, str]) -> float:
@@ -115,6 +131,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=500, help="of each kind, for each call")
     parser.add_argument("--things", type=int, default=20, help="documents of the other owner")
+    parser.add_argument("--sessions", type=int, default=500, help="of who asks, about a document of theirs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bound", type=float, default=0.05, help="how far from 0.5 the AUC may be")
     arguments = parser.parse_args()
@@ -124,7 +141,10 @@ def main() -> int:
         with Server(data_dir, engine="fake", log_level="warning") as server:
             with httpx.Client(base_url=server.url, headers=headers["ann"], timeout=60) as client:
                 things = make_things(client, arguments.things)
+            with httpx.Client(base_url=server.url, headers=headers["mia"], timeout=60) as client:
+                share_with(client, make_things(client, 1)[0], "eve")
             with httpx.Client(base_url=server.url, headers=headers["eve"], timeout=60) as client:
+                make_sessions(client, make_things(client, 1)[0]["doc"], arguments.sessions)
                 found = measure(client, things, arguments.requests, arguments.seed)
     separable = [call for call, figures in found.items() if abs(figures["auc"] - 0.5) > arguments.bound]
     print(json.dumps({"requests": arguments.requests, "calls": found, "separable": separable}, indent=2))
