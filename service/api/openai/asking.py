@@ -23,10 +23,12 @@ from service.core.sampling import Question
 from service.core.services import Services
 from service.core.streams import AnswerStream
 from service.core.uploads import UploadSettings
-from service.errors import Forbidden, Invalid, Unavailable
+from service.errors import Forbidden, Invalid, TooLarge, Unavailable
 
 MAX_BODY_BYTES = 64 << 20
 """Of a request with files in it."""
+MAX_TEXT_CHARS = 4_000_000
+"""Of its messages together: what is longer takes long to be refused by its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Asking:
         body: msgspec.Struct,
     ) -> None:
         """Raises what the use cases do. When all documents are ready, the question has been asked afterwards."""
+        if sum(len(text) for each in said for text in each.texts) > MAX_TEXT_CHARS:
+            raise TooLarge(f"The messages have more than {MAX_TEXT_CHARS:,} characters: send long texts as files.")
         principal = self._principal
         repeat = None
         if repeat_key is not None:

@@ -9,6 +9,7 @@ from service.errors import Invalid
 
 DOCUMENTS = "document_ids"
 _MOST_NAMED = 64
+_MOST_PAIRS, _KEY_CHARS, _VALUE_CHARS = 16, 64, 512
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -52,7 +53,15 @@ def refuse_unsupported(request: msgspec.Struct, refusals: Mapping[str, Refusal])
 
 def documents_of(metadata: Mapping[str, Any] | None) -> list[str]:
     """Of `metadata.document_ids`: a list, or as values of metadata are text, the ids with commas or blanks between,
-    or a list in JSON. Raises Invalid for anything else."""
+    or a list in JSON. Raises Invalid for anything else, and for metadata that is too large to be kept."""
+    for name, each in (metadata or {}).items():
+        if name != DOCUMENTS and not (len(name) <= _KEY_CHARS and isinstance(each, str) and len(each) <= _VALUE_CHARS):
+            raise Invalid(
+                f"Keys of metadata have at most {_KEY_CHARS} characters, values are text of at most {_VALUE_CHARS}.",
+                param="metadata",
+            )
+    if len(metadata or {}) > _MOST_PAIRS:
+        raise Invalid(f"metadata has at most {_MOST_PAIRS} pairs.", param="metadata")
     value = (metadata or {}).get(DOCUMENTS)
     if value is None:
         return []

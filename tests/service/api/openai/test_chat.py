@@ -168,6 +168,7 @@ def test_system_messages_are_said_with_the_question(world, client, file):
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"temperature": "hot"}, "temperature", "invalid_value"),
         ({"extra_body": {"made_up": 1}}, "made_up", "unknown_parameter"),
+        ({"metadata": {"mine": "x" * 513}}, "metadata", "invalid_value"),
         ({"metadata": {"document_ids": "doc_00000000000000000000000000"}}, None, "not_found"),
     ],
 )
