@@ -7,8 +7,8 @@ import msgspec
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]*$"
 """Text of one line without what turns its direction."""
-SAID_SOMETHING = r"[!-~]"
-"""Some character that is seen: the least of which every reader of patterns knows what it is."""
+SAID_SOMETHING = r"\S"
+"""Something else than white space."""
 
 
 def limited(**schema: Any) -> msgspec.Meta:
