@@ -82,8 +82,9 @@ class FewRows:
         shape, device = (kv_heads, group * self._n_rows, width), document.memory.device
         self._side = scratch.take("side", shape, torch.float32, device)
         self._p = scratch.take("p", shape, torch.float32, device)
-        # The columns of a tail that is not the longest, and those of the other sequences' rows, stay hidden.
-        self._side[..., end:] = -torch.inf
+        # The columns of a tail that is not the longest, and those of the other sequences' rows. Hidden in every layer: in
+        # between, other groups of the same step compute in this memory.
+        self._hidden = self._side[..., end:] if len(shares) > 1 else None
         unused = self._side[..., document.n_tokens : capacity]
         self._unused = unused if unused.numel() else None
         each = (x.view(kv_heads, group, self._n_rows, -1) for x in (self._rows, self._out, self._side, self._p))
@@ -101,6 +102,8 @@ class FewRows:
         products.score(layer, self._rows)
         if self._unused is not None:
             self._unused.fill_(-torch.inf)
+        if self._hidden is not None:
+            self._hidden.fill_(-torch.inf)
         if self._slots is not None:
             self._slots.score(layer, self._rows)
         for tail in self._tails:

@@ -86,6 +86,23 @@ def test_what_an_earlier_step_left_in_the_memory_is_not_seen() -> None:
     assert torch.equal(FewRows(document, [share], 3 * GROUP, 3, scratch).attend(0, q), alone)
 
 
+def test_groups_of_one_step_share_the_memory() -> None:
+    """As in a step: all groups are made, then each attends in a layer before any does in the next."""
+    kv, scratch = memory(3), Scratch()
+    groups = []
+    for n in (37, 20):
+        document, shares = document_of(kv, n), [share_of(kv, 0, 1, 9), share_of(kv, 1, 4, 2)]
+        groups.append((document, shares, FewRows(document, shares, 3 * GROUP, 3, scratch)))
+    q = torch.randn(3 * GROUP, 5, D, generator=torch.Generator().manual_seed(6))
+    for layer in range(N_LAYERS):
+        for document, shares, rows in groups:
+            out = rows.attend(layer, q)
+            for share in shares:
+                own = slice(share.first, share.first + share.n)
+                want = expected(layer, q[:, own], document, share)
+                torch.testing.assert_close(out[:, own].double(), want, rtol=1e-5, atol=1e-5)
+
+
 def test_values_may_be_bfloat16() -> None:
     document = document_of(memory(3, torch.bfloat16), 40)
     share = share_of(memory(3), 0, 1, 4)
