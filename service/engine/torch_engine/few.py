@@ -82,8 +82,8 @@ class FewRows:
         shape, device = (kv_heads, group * self._n_rows, width), document.memory.device
         self._side = scratch.take("side", shape, torch.float32, device)
         self._p = scratch.take("p", shape, torch.float32, device)
-        # The columns of a tail that is not the longest, and those of the other sequences' rows. Hidden in every layer: in
-        # between, other groups of the same step compute in this memory.
+        # The columns of a tail that is not the longest, and those of the other sequences' rows. Hidden in every layer:
+        # in between, other groups of the same step compute in this memory.
         self._hidden = self._side[..., end:] if len(shares) > 1 else None
         unused = self._side[..., document.n_tokens : capacity]
         self._unused = unused if unused.numel() else None
