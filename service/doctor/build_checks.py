@@ -9,6 +9,8 @@ from service.engine.factory import BF16_FLAGS
 from service.planning.cards import FIRST_BF16
 from service.planning.nvidia import CardState
 
+_LISTED = re.compile(r"(\d+\.\d)[a-z]?(\+PTX)?")
+"""Of TORCH_CUDA_ARCH_LIST, where generations may also stand by name."""
 _NOT_ON_CARD = "the engine does not run on a card"
 
 
@@ -74,7 +76,8 @@ def kernels(context: Context) -> Finding:
             f"remove ~/.cache/torch_extensions and compile with TORCH_CUDA_ARCH_LIST={capability[0]}.{capability[1]}",
         )
     wanted = context.probes.environment().get("TORCH_CUDA_ARCH_LIST", "")
-    if wanted and not _runs_on([f"sm_{n.replace('.', '')}" for n in re.findall(r"\d+\.\d", wanted)], capability):
+    listed = [f"{'compute' if ptx else 'sm'}_{n.replace('.', '')}" for n, ptx in _LISTED.findall(wanted)]
+    if listed and not _runs_on(listed, capability):
         return say.fail(
             f"TORCH_CUDA_ARCH_LIST={wanted}, and {cards[0].name} is of {name}",
             f"set it to {capability[0]}.{capability[1]}, or unset it",

@@ -47,7 +47,7 @@ def other_processes(context: Context) -> Finding:
     say, cards = context.finding("other-processes"), context.probes.cards()
     if not cards:
         return say.skip(_NO_CARDS)
-    others = [p for p in cards[0].processes if p.nbytes >= _OTHERS_NBYTES and "service.engine" not in p.name]
+    others = [p for p in cards[0].processes if p.nbytes >= _OTHERS_NBYTES and not p.is_engine]
     if not others:
         return say.ok(f"nobody else on {cards[0].name}; {cards[0].used_nbytes / 2**30:.2f} GiB in use")
     seen = ", ".join(f"{p.name or 'a process'} (pid {p.pid}) with {p.nbytes / 2**30:.2f} GiB" for p in others)

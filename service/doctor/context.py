@@ -9,7 +9,7 @@ from service.doctor.findings import Finding
 from service.doctor.probes import Probes
 from service.engine.factory import resolve_dtype
 from service.engine.models.errors import ModelError
-from service.planning.cards import Card
+from service.planning.cards import Card, with_memory
 from service.planning.detect import card_of, this_processor
 from service.planning.headers import read_model
 from service.planning.model import ModelFacts
@@ -39,11 +39,12 @@ class Context:
         return Say(check)
 
     def card(self) -> Card | None:
-        """The card or processor that the engine would use; None when it wants a card and there is none."""
+        """The card or processor that the engine would use; None when it wants a card and there is none. What an engine
+        that runs already holds of it counts as free."""
         if not self.on_card:
-            return this_processor()
+            return _with_free(this_processor(), self.probes.engines_nbytes())
         states = self.probes.cards()
-        return card_of(states[0], ANY_GBPS) if states else None
+        return _with_free(card_of(states[0], ANY_GBPS), states[0].engines_nbytes) if states else None
 
     def plan(self) -> Plan | str:
         """The plan of the model with these settings, or why there is none."""
@@ -82,6 +83,10 @@ class Context:
             return measured, True
         plan = self.plan()
         return None if isinstance(plan, str) else (plan.prefill.tok_s, False)
+
+
+def _with_free(card: Card, nbytes: int) -> Card:
+    return with_memory(card, card.memory_nbytes, min(card.free_nbytes + nbytes, card.memory_nbytes))
 
 
 @dataclass(frozen=True, slots=True)

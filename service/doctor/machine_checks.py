@@ -11,6 +11,8 @@ from service.doctor.findings import Finding
 from service.engine.ledger import GIB
 
 _SWAP_NBYTES = 256 << 20
+_OURS_NBYTES = 64 << 20
+"""Of a process in swap: some pages that nobody has used for hours go there on any machine that has swap."""
 
 
 def paths(context: Context) -> Finding:
@@ -34,8 +36,8 @@ def paths(context: Context) -> Finding:
 def swap(context: Context) -> Finding:
     """Whether memory that is computed with lies on the disk."""
     say, memory = context.finding("swap"), context.probes.memory()
-    if memory.swapped:
-        whose = ", ".join(f"pid {pid}: {n / 2**20:.0f} MiB" for pid, n in memory.swapped.items())
+    if much := {pid: n for pid, n in memory.swapped.items() if n >= _OURS_NBYTES}:
+        whose = ", ".join(f"pid {pid}: {n / 2**20:.0f} MiB" for pid, n in much.items())
         return say.fail(
             f"parts of Preread lie in swap ({whose})",
             "lower PREREAD_RESIDENT_BYTES or end what else takes memory, then restart; `swapoff -a` keeps it from "
@@ -53,13 +55,13 @@ def swap(context: Context) -> Finding:
 def threads(context: Context) -> Finding:
     """Whether more threads compute than cores are there for them: they wait for each other."""
     say, cores = context.finding("threads"), context.probes.cores()
-    asked = context.settings.threads or _omp_threads(context)
-    if asked > cores:
+    asked = context.settings.threads or _omp_threads(context) or context.probes.default_threads()
+    if asked > max(cores, 1):
         return say.warn(
             f"{asked} threads compute on {cores:g} cores",
             f"set PREREAD_THREADS={max(1, int(cores))}: threads without a core keep the others waiting",
         )
-    return say.ok(f"{asked or 'as many threads as cores'}, {cores:g} cores")
+    return say.ok(f"threads: {asked}, cores: {cores:g}")
 
 
 def _omp_threads(context: Context) -> int:

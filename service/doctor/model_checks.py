@@ -72,9 +72,10 @@ def host_memory(context: Context) -> Finding:
         if context.on_card
         else ("PREREAD_RESIDENT_BYTES", settings.resident_bytes)
     )
-    free = machine_memory().free
     if settings.engine == "fake":
         return say.skip(_FAKE)
+    memory = machine_memory()
+    free = min(memory.free + context.probes.engines_nbytes(), memory.total)
     if nbytes > free:
         return say.fail(
             f"{name} is {nbytes / GIB:.1f} GiB, and {free / GIB:.1f} GiB are available",

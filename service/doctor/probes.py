@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from service.planning.nvidia import CardState, read_cards
 
 _TORCH_S = 120.0
 _READ_NBYTES = 64 << 20
+_ENGINE = re.compile(rb"service\.engine\.remote\.server")
 _OURS = re.compile(rb"service\.engine\.remote\.server|service\.cli|bin/preread")
 _ASK_TORCH = """
 import json, importlib.metadata as m, importlib.util as u
@@ -60,12 +61,20 @@ class Probes(Protocol):
 
     def memory(self) -> MemoryFacts: ...
 
+    def engines_nbytes(self) -> int:
+        """Memory that engines of Preread hold here already."""
+        ...
+
     def governors(self) -> set[str]:
         """How the system chooses the processor's clock; empty where it does not say."""
         ...
 
     def cores(self) -> float:
         """Cores that this process may use: those of the machine, or the share a container has."""
+        ...
+
+    def default_threads(self) -> int:
+        """Threads that compute where nobody says how many: libraries do not look at a container's share."""
         ...
 
     def processor_flags(self) -> set[str]:
@@ -132,16 +141,20 @@ class SystemProbes:
         return MemoryFacts(table.get("MemAvailable", 0), total, total - table.get("SwapFree", 0), self._swapped())
 
     def _swapped(self) -> dict[int, int]:
-        found = {}
+        swapped = {pid: table.get("VmSwap", 0) for pid, table in self._processes(_OURS)}
+        return {pid: nbytes for pid, nbytes in swapped.items() if nbytes}
+
+    def engines_nbytes(self) -> int:
+        return sum(table.get("RssAnon", 0) + table.get("RssShmem", 0) for _, table in self._processes(_ENGINE))
+
+    def _processes(self, wanted: re.Pattern[bytes]) -> Iterator[tuple[int, dict[str, int]]]:
+        """Those whose command is so, and the sizes that the kernel tells of them."""
         for status in self._proc.glob("[0-9]*/status"):
             try:
-                command = (status.parent / "cmdline").read_bytes().replace(b"\0", b" ")
-                swapped = _kib_table(status).get("VmSwap", 0)
+                if wanted.search((status.parent / "cmdline").read_bytes().replace(b"\0", b" ")):
+                    yield int(status.parent.name), _kib_table(status)
             except OSError:  # it has ended
                 continue
-            if swapped and _OURS.search(command):
-                found[int(status.parent.name)] = swapped
-        return found
 
     def governors(self) -> set[str]:
         files = self._sys.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")
@@ -152,12 +165,15 @@ class SystemProbes:
         return {path.read_text().strip() for path in files}
 
     def cores(self) -> float:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = self.default_threads()
         try:
             quota, period = (self._sys / "fs/cgroup/cpu.max").read_text().split()
         except (OSError, ValueError):
             return float(cores)
         return float(cores) if quota == "max" else min(float(cores), int(quota) / int(period))
+
+    def default_threads(self) -> int:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def processor_flags(self) -> set[str]:
         try:
@@ -169,7 +185,10 @@ class SystemProbes:
         return _read_gbps(directory)
 
     def redis(self, url: str) -> RedisFacts:
-        from service.doctor.redis_probe import ask_redis
+        try:
+            from service.doctor.redis_probe import ask_redis
+        except ImportError:
+            raise ConnectionError("Python's package redis is missing: pip install '.[redis]'") from None
 
         return ask_redis(url)
 

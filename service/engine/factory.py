@@ -193,13 +193,14 @@ def _torch_parts(config: EngineConfig) -> _Parts:
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_KEPT)
     from service.engine.models.card import check_engine, check_kv_type, load_card
-    from service.engine.torch_engine.runner import TorchRunner
 
     model_dir, kv_type = Path(config.model_dir), KVType(config.kv_type)
     card, dtype = load_card(model_dir), resolve_dtype(config.compute_dtype)
     check_engine(card, "torch")
     check_kv_type(card, kv_type)
     _plan_memory(config, card, dtype)
+    from service.engine.torch_engine.runner import TorchRunner  # what it takes is in the plan
+
     runner = TorchRunner.load(
         model_dir,
         kv_type=kv_type,

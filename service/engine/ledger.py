@@ -25,7 +25,8 @@ class CardMemory:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One entry. `phase`: when it appears: `before`, `load`, `tails`, `pool`, `work`, or `never` (the reserve)."""
+    """One entry. `phase`: when it appears: `before`, `load`, `tails`, `pool`, `work`, `never` (the reserve), or `file`
+    (pages of files, which the system takes back when others need them)."""
 
     name: str
     nbytes: int
@@ -51,7 +52,7 @@ class Ledger:
     @property
     def announced_nbytes(self) -> int:
         """What this process will use at its peak, beside the context it had when the plan was made."""
-        return self.nbytes("load", "tails", "pool", "work")
+        return self.nbytes("load", "tails", "pool", "work", "file")
 
     @property
     def overdrawn_nbytes(self) -> int:

@@ -2,7 +2,7 @@
 
 Memory is what the driver reports, in MiB; bandwidth is the makers' figure, in GB/s (10^9 bytes); `fp16_tflops` is of
 dense products of FP16 summed in FP32, as prefill does them; `host_gbps` is what page-locked memory reaches over the
-card's PCIe, not the makers' figure.
+card's PCIe, not the makers' figure: cards of eight lanes stand one generation lower than they are.
 """
 
 import re
@@ -67,14 +67,17 @@ rtx-3080-12 GeForce RTX 3080         12288   912   8.6   61   4
 rtx-3080-ti GeForce RTX 3080 Ti      12288   912   8.6   68   4
 rtx-3090    GeForce RTX 3090         24576   936   8.6   71   4
 rtx-3090-ti GeForce RTX 3090 Ti      24564  1008   8.6   80   4
-rtx-4060    GeForce RTX 4060          8188   272   8.9   30   4
-rtx-4060-ti GeForce RTX 4060 Ti      16380   288   8.9   44   4
+rtx-4060    GeForce RTX 4060          8188   272   8.9   30   3
+rtx-4060-ti GeForce RTX 4060 Ti      16380   288   8.9   44   3
 rtx-4070    GeForce RTX 4070         12282   504   8.9   58   4
+rtx-4070-super    GeForce RTX 4070 SUPER     12282   504   8.9   71   4
 rtx-4070-ti GeForce RTX 4070 Ti      12282   504   8.9   80   4
+rtx-4070-ti-super GeForce RTX 4070 Ti SUPER  16376   672   8.9   88   4
 rtx-4080    GeForce RTX 4080         16376   717   8.9   97   4
+rtx-4080-super    GeForce RTX 4080 SUPER     16376   736   8.9  104   4
 rtx-4090    GeForce RTX 4090         24564  1008   8.9  165   4
-rtx-5060    GeForce RTX 5060          8151   448  12.0   38   5
-rtx-5060-ti GeForce RTX 5060 Ti      16311   448  12.0   47   5
+rtx-5060    GeForce RTX 5060          8151   448  12.0   38   4
+rtx-5060-ti GeForce RTX 5060 Ti      16311   448  12.0   47   4
 rtx-5070    GeForce RTX 5070         12227   672  12.0   62   5
 rtx-5070-ti GeForce RTX 5070 Ti      16303   896  12.0   88   5
 rtx-5080    GeForce RTX 5080         16303   960  12.0  113   5
@@ -84,6 +87,8 @@ l4          L4                       23034   300   8.9  121   4
 a100-40     A100 40GB                40960  1555   8.0  312   4
 a100-80     A100 80GB                81920  1935   8.0  312   4
 h100        H100                     81559  3350   9.0  989   5
+h100-pcie   H100 PCIe                81559  2039   9.0  756   5
+h100-nvl    H100 NVL                 95830  3938   9.0  835   5
 h200        H200                    143771  4800   9.0  989   5
 """
 
@@ -96,6 +101,7 @@ def _parsed(row: str) -> Card:
     return Card(key, " ".join(name), nbytes, float(bandwidth), sm, float(tflops), _PCIE_GBPS[int(pcie)], nbytes)
 
 
+_SLOWER = {"laptop", "max", "mobile"}
 CARDS = {card.key: card for card in map(_parsed, _ROWS.strip().splitlines())}
 
 
@@ -106,9 +112,10 @@ def named(key: str) -> Card | None:
 
 
 def recognized(name: str, memory_nbytes: int) -> Card | None:
-    """The card that a driver calls so: the one with most of its words in the name, of these the nearest in memory."""
+    """The card that a driver calls so: the one with most of its words in the name, of these the nearest in memory. None
+    for those of laptops, which are other cards of the same names."""
     words = set(re.findall(r"[a-z]+\d*|\d+", name.lower().replace("-", " ")))
-    fitting = [card for card in CARDS.values() if _words(card) <= words]
+    fitting = [card for card in CARDS.values() if _words(card) <= words and not words & _SLOWER]
     if not fitting:
         return None
     most = max(len(_words(card)) for card in fitting)

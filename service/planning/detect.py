@@ -6,8 +6,8 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import psutil
 
+from service.engine.torch_engine.ledger import machine_memory
 from service.errors import Invalid
 from service.planning.cards import CARDS, Card, named, processor, recognized, with_memory
 from service.planning.nvidia import CardState, read_cards
@@ -15,6 +15,8 @@ from service.planning.nvidia import CardState, read_cards
 _COPIED_NBYTES = 32 << 20
 _SQUARE = 1024
 _UNKNOWN_TFLOPS = 20.0
+_OFF = 0.1
+"""A variant of a card whose memory is so much faster or slower than the table's is known by its driver's figure."""
 
 
 def find_card(wanted: str, bandwidth_gbps: float = 0.0, memory_nbytes: int = 0) -> Card:
@@ -45,7 +47,11 @@ def _here(bandwidth_gbps: float) -> Card:
 def card_of(state: CardState, bandwidth_gbps: float = 0.0) -> Card:
     """A card by what its driver says. Raises Invalid when nobody knows its bandwidth."""
     if (known := recognized(state.name, state.total_nbytes)) is not None:
-        return replace(with_memory(known, state.total_nbytes, state.free_nbytes), name=state.name)
+        bandwidth = known.bandwidth_gbps
+        if state.bandwidth_gbps and abs(state.bandwidth_gbps / bandwidth - 1) > _OFF:
+            bandwidth = state.bandwidth_gbps
+        card = with_memory(known, state.total_nbytes, state.free_nbytes)
+        return replace(card, name=state.name, bandwidth_gbps=bandwidth)
     bandwidth = bandwidth_gbps or state.bandwidth_gbps
     if not bandwidth:
         raise Invalid(
@@ -60,8 +66,8 @@ def card_of(state: CardState, bandwidth_gbps: float = 0.0) -> Card:
 
 def this_processor(bandwidth_gbps: float = 0.0) -> Card:
     """This machine's processor, measured for some tenths of a second."""
-    memory = psutil.virtual_memory()
-    return processor(memory.total, memory.available, bandwidth_gbps or _copy_gbps(), _product_tflops())
+    memory = machine_memory()
+    return processor(memory.total, memory.free, bandwidth_gbps or _copy_gbps(), _product_tflops())
 
 
 def _copy_gbps() -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MIB = 1 << 20
+ENGINE = "service.engine.remote.server"
 _QUERY_S = 15.0
 THROTTLES = {
     0x4: "software power cap", 0x8: "hardware slowdown", 0x20: "software thermal slowdown",
@@ -29,6 +30,11 @@ class CardProcess:
     pid: int
     name: str
     nbytes: int
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it is an engine of Preread."""
+        return ENGINE in self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,11 @@ class CardState:
     def throttles(self) -> list[str]:
         """Why its clocks are lower than they could be, in words."""
         return [name for bit, name in THROTTLES.items() if self.throttle_bits & bit]
+
+    @property
+    def engines_nbytes(self) -> int:
+        """What engines of Preread hold of it."""
+        return sum(process.nbytes for process in self.processes if process.is_engine)
 
 
 def read_cards() -> list[CardState]:
@@ -163,7 +174,9 @@ def _smi_processes() -> dict[str, list[CardProcess]]:
     found: dict[str, list[CardProcess]] = {}
     for row in _smi("--query-compute-apps=gpu_uuid,pid,process_name,used_memory"):
         if len(row) == 4:
-            process = CardProcess(_number(row[1]), row[2], _number(row[3]) * MIB)
+            pid = _number(row[1])
+            name = _process_name(pid)
+            process = CardProcess(pid, name if ENGINE in name else row[2], _number(row[3]) * MIB)
             found.setdefault(row[0], []).append(process)
     return found
 
@@ -206,8 +219,10 @@ def _text(value: str | bytes) -> str:
 
 
 def _process_name(pid: int) -> str:
+    """Its program; of an engine of Preread also which module that runs. Not more: arguments may be secrets."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().split(b"\0", 1)[0].decode(errors="replace")
+            words = file.read().decode(errors="replace").split("\0")
     except OSError:
         return ""
+    return f"{words[0]} -m {ENGINE}" if ENGINE in words[1:] else words[0]

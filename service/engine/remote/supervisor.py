@@ -45,10 +45,10 @@ class EngineSupervisor:
     """An `EngineClient` over a child process.
 
     `start` waits for the first one. A process that lived shorter than `quick_s` failed quickly; after
-    `max_quick_failures` of them in a row before one ever served, or when it refuses its configuration, it is not
-    started again and `failure` says why. One that served can do so again, when memory is free for example: giving it
-    up would leave a server that needs a person. `start_timeout_s` bounds loading the model. A process that has not said
-    a word for `silent_s`, though it was asked to, is killed; 0 waits for ever.
+    `max_quick_failures` of them in a row before one ever served, or when it refuses its configuration before that, it
+    is not started again and `failure` says why. One that served can do so again, when memory is free for example:
+    giving it up would leave a server that needs a person. `start_timeout_s` bounds loading the model. A process that
+    has not said a word for `silent_s`, though it was asked to, is killed; 0 waits for ever.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class EngineSupervisor:
             if self._closing.is_set():
                 return
             n_quick = n_quick + 1 if time.monotonic() - started < self._quick_s else 0
-            hopeless = self._process is not None and self._process.refused_configuration
-            if hopeless or (self._info is None and n_quick >= self._max_quick_failures):
+            refused = self._process is not None and self._process.refused_configuration
+            if self._info is None and (refused or n_quick >= self._max_quick_failures):
                 self._give_up(why)
                 return
             pause = min(FIRST_PAUSE_S * 2 ** min(n_quick, 16), LONGEST_PAUSE_S)

@@ -4,6 +4,7 @@ Nothing here imports torch. Each line names what it counts, so that one that is 
 """
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +18,8 @@ from service.engine.ledger import GIB, CardMemory, Ledger, Line, MemoryPlanRefus
 from service.engine.models.card import ModelCard
 from service.engine.models.weights import TensorSpan, tensor_spans
 
+log = logging.getLogger(__name__)
+
 MIB = 1 << 20
 LIBRARIES_NBYTES = 290 * MIB
 """Resident memory of the engine process before a model is loaded: Python, torch's code as it is used, transformers."""
@@ -29,6 +32,7 @@ FP32_NBYTES = 4
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 _JOINED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
+_MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,17 @@ class HostWeights:
 
     @property
     def lines(self) -> list[Line]:
-        """Weights of the compute dtype are the file's own pages; joined matrices are copies beside them. Others are
-        converted, and joining gives back what was there."""
+        """Weights of the compute dtype are the file's own pages; joined matrices are copies beside them, after which as
+        many pages of the file can go where memory is short. Others are converted, and joining gives back what was
+        there."""
         lines = [Line("weights", self.n_parameters * self.itemsize, "load")]
         if self.stored_itemsize == self.itemsize:
-            lines.append(Line("weights: joined matrices", self.joined_params * self.itemsize, "load"))
+            lines.append(Line("weights: joined matrices", self.joined_params * self.itemsize, "file"))
         return lines
 
     @property
     def passing_nbytes(self) -> int:
-        """The stored weights, while they are converted."""
+        """The stored weights, while they are converted: pages of their files."""
         return 0 if self.stored_itemsize == self.itemsize else self.n_parameters * self.stored_itemsize
 
 
@@ -93,7 +98,7 @@ def host_ledger(weights: HostWeights, shape: Shape, layout: KVLayout, sizes: Hos
     blocks = max(0, min(left, sizes.documents_nbytes)) // block
     later = blocks * block + sum(line.nbytes for line in lines if line.phase in ("tails", "work"))
     passing = max(0, weights.passing_nbytes - later)
-    lines.append(Line("weights as stored, while they are converted", passing, "work"))
+    lines.append(Line("weights as stored, while they are converted", passing, "file"))
     lines.append(Line("documents", blocks * block, "pool"))
     return Ledger(tuple(lines), memory, blocks, block, layout.block_tokens, place="memory")
 
@@ -120,21 +125,34 @@ def _container_limit() -> int:
     return int(text) if text.isdigit() else 0
 
 
+def free_swap() -> int:
+    """Bytes of swap that nobody uses."""
+    try:
+        rows = (line.split() for line in _MEMINFO.read_text().splitlines())
+        return next((int(row[1]) * 1024 for row in rows if row and row[0] == "SwapFree:"), 0)
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def announce(model_dir: Path, card: ModelCard, dtype: str, kv_type: str, sizes: HostSizes) -> Ledger:
     """The plan of an imported model on this machine as it is now. Raises MemoryPlanRefused, ModelError."""
     config = json.loads((model_dir / "config.json").read_text("utf-8"))
     spans = tensor_spans(model_dir)
-    weights = HostWeights(card.n_parameters, joined_parameters(spans), ITEMSIZE[card.dtype], ITEMSIZE[dtype])
+    weights = HostWeights(card.n_parameters, joined_parameters(spans), ITEMSIZE.get(card.dtype, 2), ITEMSIZE[dtype])
     ledger = host_ledger(weights, Shape.of(config), card.layout(KVType(kv_type)), sizes, machine_memory())
-    check_fits(ledger)
+    check_fits(ledger, free_swap())
     return ledger
 
 
-def check_fits(ledger: Ledger) -> None:
-    """Raises MemoryPlanRefused when there is too little memory for the model and a single block of a document. Tails
-    take theirs only as they are used: a machine on which not all of them could be full is not refused."""
+def check_fits(ledger: Ledger, swap_nbytes: int = 0) -> None:
+    """Raises MemoryPlanRefused when there is too little memory, `swap_nbytes` of swap included, for the model and one
+    block of a document. Tails take theirs only as they are used: a machine on which not all of them could be full is
+    not refused."""
     missing = ledger.nbytes("before", "load", "work") + ledger.block_nbytes - ledger.memory.total
     if missing <= 0:
+        return
+    if missing <= swap_nbytes:
+        log.warning("the machine's memory is %.2f GiB short: as much lies in swap, which is slow", missing / GIB)
         return
     raise MemoryPlanRefused(
         f"the model does not fit this machine's memory: {missing / GIB:.2f} GiB are missing before any document. Use a "

@@ -53,11 +53,11 @@ async def test_an_engine_of_known_pace_is_measured_as_that(tmp_path: Path) -> No
         "first token, host, 300 tokens", "first token, disk, 300 tokens", "restore, disk, 300 tokens",
     }  # fmt: skip
     one = rows["decode, 300 tokens, 1 users, one document"]
-    assert 10 < one.value <= 51  # a step takes 20 ms and more on a busy machine
+    assert 10 < max(one.samples) <= 51  # a step takes 20 ms and more on a busy machine
     assert one.bound == pytest.approx(10e9 / (10_000_000 + 300 * 1000))
     assert one.gbps == pytest.approx(one.value * (10_000_000 + 300 * 1000) / 1e9)
     assert one.share == pytest.approx(one.value / one.bound)
-    assert rows["decode, 300 tokens, 2 users, one document"].value > one.value
+    assert max(rows["decode, 300 tokens, 2 users, one document"].samples) > one.value
     apart = rows["decode, 300 tokens, 2 users, 2 documents"]
     assert apart.nbytes - one.nbytes == 300 * 1000
     assert all(len(row.samples) == 2 for row in rows.values())

@@ -39,6 +39,8 @@ class Machine:
     held: MemoryFacts = HELD
     clocks: set[str] = field(default_factory=lambda: {"performance"})
     n_cores: float = 8.0
+    n_threads: int = 8
+    engines: int = 0
     flags: set[str] = field(default_factory=lambda: {"avx512_bf16"})
     gbps: float = 2.0
     found: RedisFacts = REDIS
@@ -64,6 +66,12 @@ class Machine:
 
     def cores(self) -> float:
         return self.n_cores
+
+    def default_threads(self) -> int:
+        return self.n_threads
+
+    def engines_nbytes(self) -> int:
+        return self.engines
 
     def processor_flags(self) -> set[str]:
         return self.flags

@@ -109,6 +109,12 @@ def test_bf16_on_a_processor_without_it(tmp_path: Path) -> None:
     assert look("dtype", tmp_path, Machine(), engine="torch", compute_dtype="bfloat16").status == "ok"
 
 
+@pytest.mark.parametrize("value", ["8.0 9.0+PTX", "8.6+PTX", "Ampere;Ada", "8.9"])
+def test_what_runs_on_the_card_may_be_asked_for_in_other_words(value: str, tmp_path: Path) -> None:
+    on = Machine(variables={"TORCH_CUDA_ARCH_LIST": value}, **card(capability=(12, 0) if "PTX" in value else (8, 9)))
+    assert look("kernels", tmp_path, replace(on, extension=[])).status == "ok"
+
+
 def test_machine_code_runs_on_later_cards_of_its_generation(tmp_path: Path) -> None:
     ada = Machine(extension=["sm_86"])
     assert look("kernels", tmp_path, ada).status == "ok"

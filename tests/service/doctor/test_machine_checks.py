@@ -2,9 +2,12 @@
 
 import json
 import stat
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -14,8 +17,9 @@ from service.doctor.examine import CHECKS, examine
 from service.doctor.facts import MemoryFacts
 from service.doctor.probes import SystemProbes
 from service.errors import Invalid
+from service.planning.nvidia import ENGINE, CardProcess
 from tests.cache_store.tiers.servers import RedisServer
-from tests.service.doctor.machine import GIB, Machine, look, settings, write_model
+from tests.service.doctor.machine import CARD, GIB, Machine, look, settings, write_model
 
 
 def write_program(directory: Path, name: str, script: str) -> None:
@@ -78,6 +82,33 @@ def test_memory_that_is_promised_and_not_there(tmp_path: Path) -> None:
     assert look("host-memory", tmp_path, Machine()).status == "ok"
 
 
+def test_what_a_running_engine_holds_counts_as_free(tmp_path: Path) -> None:
+    some = psutil.virtual_memory()
+    wanted = (some.available + some.total) // 2
+    assert look("host-memory", tmp_path, Machine(), host_bytes=wanted).status == "fail"
+    running = Machine(engines=some.total)
+    assert look("host-memory", tmp_path, running, host_bytes=wanted).status == "ok"
+    model = write_model(tmp_path / "m")
+    full = replace(CARD, free_nbytes=GIB // 2)
+    assert look("cache-size", tmp_path, Machine(states=[full]), model).status == "fail"
+    own = CardProcess(7, f"python -m {ENGINE}", 20 * GIB)
+    assert look("cache-size", tmp_path, Machine(states=[replace(full, processes=(own,))]), model).status == "ok"
+
+
+def test_memory_of_running_engines_is_read_from_the_kernels_files(tmp_path: Path) -> None:
+    proc = kernel_files(tmp_path, swap_free_kib=0, engine_swap_kib=0)
+    with (proc / "77" / "status").open("a") as file:
+        file.write("RssAnon:\t 1000 kB\nRssFile: 500 kB\nRssShmem: 24 kB\n")
+    assert SystemProbes(proc=proc).engines_nbytes() == 1024 * 1024
+
+
+def test_a_missing_client_of_redis_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "service.doctor.redis_probe", None)
+    found = look("redis", tmp_path, SystemProbes(environment={}), redis_url="redis://127.0.0.1:1/0")
+    assert found.status == "fail"
+    assert "pip install '.[redis]'" in found.evidence
+
+
 def kernel_files(tmp_path: Path, *, swap_free_kib: int, engine_swap_kib: int) -> Path:
     proc = tmp_path / "proc"
     (proc / "77").mkdir(parents=True)
@@ -96,6 +127,7 @@ def kernel_files(tmp_path: Path, *, swap_free_kib: int, engine_swap_kib: int) ->
         (4_000_000, 0, "ok", "0 MiB"),
         (3_000_000, 0, "warn", "0.95 of 3.81 GiB of swap in use"),
         (3_000_000, 204_800, "fail", "pid 77: 200 MiB"),
+        (4_000_000, 2_048, "ok", "0 MiB"),
     ],
 )
 def test_swap_is_found_in_the_kernels_files(free: int, engine: int, status: str, evidence: str, tmp_path: Path) -> None:
@@ -114,6 +146,9 @@ def test_more_threads_than_a_container_has_cores(tmp_path: Path) -> None:
     assert (found.status, found.evidence) == ("warn", "2 threads compute on 0.5 cores")
     assert look("threads", tmp_path, Machine(), threads=8).status == "ok"
     assert look("threads", tmp_path, Machine(), threads=9).status == "warn"
+    share = look("threads", tmp_path, Machine(n_cores=2.0, n_threads=64))  # as `docker run --cpus 2` on a large machine
+    assert (share.status, share.evidence) == ("warn", "64 threads compute on 2 cores")
+    assert look("threads", tmp_path, Machine(n_cores=0.5, n_threads=1)).status == "ok", "fewer threads there are not"
 
 
 def test_the_processors_clock_is_read_from_the_kernels_files(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from service.errors import Invalid
@@ -26,6 +28,11 @@ GIB = 1 << 30
         ("NVIDIA A100-SXM4-40GB", 40, "a100-40"),
         ("NVIDIA A100 80GB PCIe", 80, "a100-80"),
         ("NVIDIA H100 80GB HBM3", 80, "h100"),
+        ("NVIDIA H100 PCIe", 80, "h100-pcie"),
+        ("NVIDIA H100 NVL", 94, "h100-nvl"),
+        ("NVIDIA GeForce RTX 4070 Ti", 12, "rtx-4070-ti"),
+        ("NVIDIA GeForce RTX 4070 SUPER", 12, "rtx-4070-super"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 16, "rtx-4070-ti-super"),
         ("NVIDIA H200", 140, "h200"),
     ],
 )
@@ -35,7 +42,9 @@ def test_a_drivers_name_is_recognized(name: str, gib: int, key: str) -> None:
     assert card.key == key
 
 
-@pytest.mark.parametrize("name", ["NVIDIA GeForce GTX 1080", "Quadro P2000", "NVIDIA A1000"])
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GeForce GTX 1080", "Quadro P2000", "NVIDIA A1000", "NVIDIA GeForce RTX 4090 Laptop GPU"]
+)
 def test_another_card_is_not_taken_for_a_known_one(name: str) -> None:
     assert recognized(name, 8 * GIB) is None
 
@@ -64,6 +73,12 @@ def test_what_is_given_counts_more_than_the_table() -> None:
 def test_the_driver_says_what_is_free() -> None:
     state = CardState(0, "NVIDIA L4", 22 * GIB, 2 * GIB, 20 * GIB, "550.54")
     assert (card_of(state).free_nbytes, card_of(state).bandwidth_gbps) == (20 * GIB, 300)
+
+
+def test_a_variant_with_other_memory_has_the_bandwidth_of_its_clock() -> None:
+    state = CardState(0, "Tesla V100S-PCIE-32GB", 32 * GIB, 0, 32 * GIB, "550.54", bandwidth_gbps=1134.0)
+    assert card_of(state).bandwidth_gbps == 1134
+    assert card_of(replace(state, bandwidth_gbps=898.0)).bandwidth_gbps == 900, "as good as the table"
 
 
 def test_an_unknown_card_has_the_bandwidth_of_its_clock_or_is_asked_for() -> None:

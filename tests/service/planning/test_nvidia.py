@@ -1,6 +1,7 @@
 """What the driver says, by a program in place of nvidia-smi and a module in place of NVML."""
 
 import stat
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from service.doctor.probes import SystemProbes
-from service.planning.nvidia import CardProcess, read_cards
+from service.planning.nvidia import ENGINE, CardProcess, _process_name, read_cards
 
 MIB = 1 << 20
 SMI = """#!/bin/sh
@@ -99,6 +100,17 @@ def test_nvml_is_asked_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert card.bandwidth_gbps == pytest.approx(300, rel=0.01)
     assert (card.pcie_width, card.throttle_bits, card.persistence) == (16, 0, None)
     assert not nvml.open
+
+
+def test_an_engine_of_preread_is_known_by_its_module() -> None:
+    code = "import sys; print(1, flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    for words, name in (([ENGINE], f"{sys.executable} -m {ENGINE}"), (["--password", "secret"], sys.executable)):
+        with subprocess.Popen([sys.executable, "-c", code, *words], **pipes) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert CardProcess(process.pid, _process_name(process.pid), 1).name == name
+    assert CardProcess(1, f"python -m {ENGINE}", 1).is_engine
 
 
 def test_an_nvml_without_a_driver_leaves_it_to_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from service.engine.messages import (
 )
 from service.engine.protocol import EngineLost
 from service.engine.remote import wire
+from service.engine.remote.child import EngineProcess
 from service.engine.remote.client import RemoteEngine
 from service.engine.remote.supervisor import EngineSupervisor
 
@@ -240,6 +241,26 @@ async def test_an_engine_that_never_serves_is_given_up_with_the_reason(tmp_path,
     supervisor = EngineSupervisor(EngineConfig(engine="fake", store_dir=str(tmp_path)), max_quick_failures=2)
     with pytest.raises(EngineLost, match="-9"):
         await supervisor.start()
+
+
+async def test_an_engine_that_served_is_started_again_also_when_it_refuses(start, monkeypatch):
+    """Memory that others took for a while, for example, is no reason to need a person."""
+    engine = await start()
+    refused = []
+
+    async def refusing(config):
+        if engine.n_restarts == 1:
+            refused.append(await real(replace(config, engine="none")))
+            return refused[0]
+        return await real(config)
+
+    real = EngineProcess.start
+    monkeypatch.setattr(EngineProcess, "start", refusing)
+    os.kill(engine.info.pid, signal.SIGKILL)
+    await until(lambda: engine.n_restarts == 2)
+    assert refused[0].refused_configuration
+    assert await engine.wait_alive(90)
+    assert engine.failure is None
 
 
 async def test_the_process_ends_with_its_parent_whose_business_sigint_is(start):

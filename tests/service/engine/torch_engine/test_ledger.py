@@ -7,7 +7,14 @@ from service.engine.exl2_engine.scratch import Shape
 from service.engine.factory import EngineConfig, open_host
 from service.engine.ledger import GIB, CardMemory, MemoryPlanRefused
 from service.engine.torch_engine import ledger as ledger_module
-from service.engine.torch_engine.ledger import HostSizes, HostWeights, check_fits, host_ledger, machine_memory
+from service.engine.torch_engine.ledger import (
+    HostSizes,
+    HostWeights,
+    check_fits,
+    free_swap,
+    host_ledger,
+    machine_memory,
+)
 from service.engine.torch_engine.runner import TorchRunner
 
 SHAPE = Shape(576, 1536, 30, 9, 3, 64, 49152)
@@ -55,11 +62,33 @@ def test_documents_get_what_is_left() -> None:
 
 
 def test_what_cannot_fit_is_refused_with_the_plan() -> None:
-    ledger = host_ledger(weights(), SHAPE, LAYOUT, SIZES, CardMemory(free=GIB, total=4 * GIB))
+    ledger = host_ledger(weights(), SHAPE, LAYOUT, SIZES, CardMemory(free=GIB * 3 // 4, total=4 * GIB))
     with pytest.raises(MemoryPlanRefused, match="GiB are missing before any document") as refused:
         check_fits(ledger)
     assert "weights: joined matrices" in str(refused.value)
     assert "PREREAD_MAX_BATCH" in str(refused.value)
+
+
+def test_pages_of_files_are_no_reason_to_refuse() -> None:
+    """The system takes them back: stored weights that are converted, and those of which there are joined copies."""
+    tight = CardMemory(free=GIB, total=4 * GIB)
+    for stored, compute in ((4, 4), (8, 4)):
+        check_fits(host_ledger(weights(stored, compute), SHAPE, LAYOUT, HostSizes(1, 64, 0), tight))
+
+
+def test_swap_that_is_free_counts_with_a_warning(tmp_path: Path, monkeypatch, caplog) -> None:
+    ledger = host_ledger(weights(), SHAPE, LAYOUT, SIZES, CardMemory(free=GIB // 2, total=4 * GIB))
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemFree: 1 kB\nSwapTotal: 4000000 kB\nSwapFree:  2000000 kB\n")
+    monkeypatch.setattr(ledger_module, "_MEMINFO", meminfo)
+    assert free_swap() == 2_000_000 * 1024
+    check_fits(ledger, free_swap())
+    assert "GiB short" in caplog.text
+    meminfo.write_text("SwapFree: 1000 kB\n")
+    with pytest.raises(MemoryPlanRefused):
+        check_fits(ledger, free_swap())
+    meminfo.unlink()
+    assert free_swap() == 0
 
 
 def test_tails_that_may_never_be_full_are_no_reason_to_refuse() -> None:
@@ -84,6 +113,7 @@ def test_the_engine_refuses_before_it_loads(model_dir: Path, tmp_path: Path, mon
     limit = tmp_path / "memory.max"
     limit.write_text(f"{128 * MIB}\n")
     monkeypatch.setattr(ledger_module, "_CGROUP", limit)
+    monkeypatch.setattr(ledger_module, "_MEMINFO", tmp_path / "no swap")
     monkeypatch.setattr(TorchRunner, "load", lambda *_, **__: pytest.fail("it began to load"))
     config = EngineConfig(store_dir=str(tmp_path / "store"), model_dir=str(model_dir))
     with pytest.raises(MemoryPlanRefused, match="does not fit this machine's memory"):
