@@ -35,6 +35,12 @@ def base_of(scope: Any) -> str:
     return f"/link/{link}" if link else ""
 
 
+def path_of(scope: Any) -> str:
+    """Of a page, with the query: which documents are asked about is there."""
+    query = scope["query_string"].decode("latin1")
+    return scope["path"] + (f"?{query}" if query else "")
+
+
 def cookie_of(scope: Any) -> str | None:
     """The value of the cookie that stands for the key, or for the link. Raises Unauthenticated for a link without."""
     found = cookies(scope).get(LINK_COOKIE if link_of(scope) else COOKIE)

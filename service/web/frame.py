@@ -11,7 +11,7 @@ from urllib.parse import quote
 from litestar.datastructures import MutableScopeHeaders
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.browsers import base_of, enter_link
+from service.api.browsers import base_of, enter_link, path_of
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; "
@@ -29,6 +29,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 _PAGE = re.compile(r"/|/app(/.*)?")
+_SIGN_OUT = "/app/sign-out"
+"""Who is signed in no longer, and says so, gets what they want."""
 
 
 class Framed:
@@ -48,7 +50,7 @@ class Framed:
         async def framed(message: Message) -> None:
             nonlocal redirected
             if message["type"] == "http.response.start":
-                if message["status"] == 401 and _is_navigation(scope):
+                if message["status"] == 401 and (_is_navigation(scope) or scope["path"] == _SIGN_OUT):
                     redirected = True
                     message["status"], message["headers"] = 303, [(b"location", _sign_in(scope).encode())]
                 headers = MutableScopeHeaders.from_message(message)
@@ -70,4 +72,5 @@ def _is_navigation(scope: Any) -> bool:
 def _sign_in(scope: Scope) -> str:
     if base_of(scope):
         return "/app/link"
-    return f"/app/sign-in?next={quote(scope['path'], safe='/')}" if scope["path"] != "/" else "/app/sign-in"
+    led_to = "/" if scope["path"] == _SIGN_OUT else path_of(scope)
+    return f"/app/sign-in?next={quote(led_to, safe='/')}" if led_to != "/" else "/app/sign-in"

@@ -8,8 +8,9 @@ from urllib.parse import parse_qsl
 import jinja2
 from litestar import Request, Response
 
-from service.api.browsers import base_of, cookies
+from service.api.browsers import base_of, cookies, path_of
 from service.core.keys import MANAGE, READ, Principal
+from service.errors import Invalid
 from service.web.catalogue import LANGUAGES, Catalogue, browser_messages, language_of
 
 LANGUAGE_COOKIE, THEME_COOKIE = "preread_language", "preread_theme"
@@ -40,9 +41,12 @@ def base(request: Request[Any, Any, Any]) -> str:
 
 
 async def form_of(request: Request[Any, Any, Any]) -> dict[str, str]:
-    """Fields of a form that was sent; the last of a name counts."""
+    """Fields of a form that was sent; the last of a name counts. Raises Invalid for more than any form of ours has."""
     body = await request.body()
-    return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=100))
+    try:
+        return dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=100))
+    except ValueError:
+        raise Invalid("The form has more than 100 fields.") from None
 
 
 def own_path(path: str) -> str:
@@ -60,7 +64,7 @@ def _known(request: Request[Any, Any, Any]) -> dict[str, Any]:
         "languages": LANGUAGES,
         "theme": theme if theme in THEMES else "auto",
         "themes": THEMES,
-        "here": base(request) + request.scope["path"],
+        "here": base(request) + path_of(request.scope),
         "t": catalogue.t,
         "tn": catalogue.tn,
         "known": catalogue.known,

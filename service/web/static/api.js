@@ -4,6 +4,7 @@ import { base } from "./dom.js";
 
 const LONGEST_PAUSE_MS = 8000;
 const TRIES = 10;
+const PASSING = [502, 503, 504]; // also what a proxy says while the server starts again
 
 /** What a refusal said: the members of problem+json that the page shows. */
 export class Problem extends Error {
@@ -36,7 +37,7 @@ export const json = async (...args) => (await call(...args)).json();
 
 /** Their time is over, or the key was revoked. */
 export function toSignIn() {
-  location.assign(base ? "/app/link" : `/app/sign-in?next=${encodeURIComponent(location.pathname)}`);
+  location.assign(base ? "/app/link" : `/app/sign-in?next=${encodeURIComponent(location.pathname + location.search)}`);
 }
 
 /** Events of a response, as `{id, name, data}`. */
@@ -88,7 +89,7 @@ export async function follow(open, handle, { signal, waiting = () => {} } = {}) 
       }
     } catch (error) {
       if (signal?.aborted) return;
-      if (error instanceof Problem && error.status !== 503) throw error;
+      if (error instanceof Problem && !PASSING.includes(error.status)) throw error;
       if (failures >= TRIES) throw error;
     }
     if (signal?.aborted) return;

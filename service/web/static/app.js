@@ -3,7 +3,7 @@
 import { Problem, toSignIn } from "./api.js";
 import { Conversation } from "./ask.js";
 import { $, $$, copy, known, lang, problemText, say, t, toast } from "./dom.js";
-import { cancelReading, followReading, setUpUploads, showChosen } from "./library.js";
+import { cancelReading, followReadings, setUpUploads, showChosen } from "./library.js";
 
 const kind = document.body.classList;
 const dates = new Intl.DateTimeFormat(lang, { dateStyle: "medium" });
@@ -15,7 +15,7 @@ function enliven() {
     time.textContent = dates.format(at);
     time.title = moments.format(at);
   }
-  for (const element of $$("[data-follow]:not([data-following])")) followReading(element);
+  followReadings();
   for (const input of $$("[data-link]:not([value^='http'])")) {
     input.setAttribute("value", location.origin + input.dataset.link);
     input.value = location.origin + input.dataset.link;
@@ -67,6 +67,13 @@ function setUpRefusals() {
   document.addEventListener("htmx:error", () => toast({ code: "unreachable", title: t("problem.unreachable") }));
 }
 
+/** A conversation that began here has another address than the page was sent with. */
+function setUpSwitches() {
+  for (const form of $$(".bottom form")) {
+    form.addEventListener("submit", () => ($("[name='next']", form).value = location.pathname + location.search));
+  }
+}
+
 /** Another site's page that led here kept the cookie away: with it, they may be signed in. */
 async function lookAgain() {
   const response = await fetch("/app/session").catch(() => null);
@@ -86,10 +93,14 @@ async function openLink() {
 
 setUpDialog();
 setUpRefusals();
+setUpSwitches();
 new MutationObserver(enliven).observe(document.body, { childList: true, subtree: true });
 document.addEventListener("change", showChosen);
+document.addEventListener("visibilitychange", followReadings);
 enliven();
 if (kind.contains("library")) setUpUploads();
 if (kind.contains("sign-in")) lookAgain();
 if (kind.contains("opens-link")) openLink();
+// The same page with another token behind the `#` is not loaded again.
+if (kind.contains("opens-link")) addEventListener("hashchange", openLink);
 if (kind.contains("asking")) new Conversation($("#main"));

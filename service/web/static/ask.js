@@ -39,7 +39,8 @@ export class Conversation {
       this.ask(this.question.value.trim());
     });
     this.question.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      // Safari ends a composition before the Enter that ended it; 229 is its key.
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
       event.preventDefault();
       this.form.requestSubmit();
     });

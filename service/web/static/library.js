@@ -1,7 +1,13 @@
 // The first page: uploads, how far documents are, and which are chosen to be asked about together.
 
-import { Problem, call, follow, toSignIn } from "./api.js";
-import { $, $$, base, duration, h, known, problemText, say, t, tn, toast } from "./dom.js";
+import { Problem, call, follow, json, toSignIn } from "./api.js";
+import { $, $$, base, count, duration, h, known, problemText, say, t, tn, toast } from "./dom.js";
+
+const STREAMS = 1;
+const LOOK_MS = 2000;
+const streams = new Map(); // how to end them, by document
+const over = new Set(); // what needs no more looks, until its row is gone
+let looking = false;
 
 const refresh = () => document.body.dispatchEvent(new CustomEvent("documents-changed"));
 
@@ -88,7 +94,9 @@ class UploadLine {
     try {
       body = JSON.parse(this.request.responseText);
     } catch {
-      body = { title: t("problem.unreachable"), error: { code: "unreachable" } };
+      // What stands in front of the server may have a limit of its own.
+      const code = status === 413 ? "too_large" : "unreachable";
+      body = { title: t(`problem.${code}`), error: { code } };
     }
     this.fail(new Problem(body, status));
   }
@@ -100,25 +108,76 @@ class UploadLine {
   }
 }
 
-/** Show how far a document is until it was read, then its row again. */
-export function followReading(element) {
-  const id = element.dataset.follow;
-  element.dataset.following = "true";
+/** Show how far documents are until they were read, then their rows again. Called for every change of the page.
+ *
+ * A browser has six connections to a server, for all of its tabs. Most of them are left to everything else: a page follows
+ * one document by its events, looks at the others now and then, and nobody looks at pages that cannot be seen. */
+export function followReadings() {
+  const unread = unreadIds();
+  for (const [id, stopped] of streams) {
+    if (unread.includes(id)) continue;
+    stopped.abort();
+    streams.delete(id);
+  }
+  for (const id of over) if (!elementOf(id)) over.delete(id);
+  for (const id of unread) if (streams.size < STREAMS && !streams.has(id)) followEvents(id);
+  if (!looking && unread.some((id) => !streams.has(id))) lookAtOthers();
+}
+
+const elementOf = (id) => $(`[data-follow="${CSS.escape(id)}"]`);
+
+/** The oldest first: it is read first. */
+function unreadIds() {
+  if (document.hidden) return [];
+  const ids = $$("[data-follow]").map((each) => each.dataset.follow);
+  return [...new Set(ids)].filter((id) => !over.has(id)).reverse();
+}
+
+async function followEvents(id) {
   const stopped = new AbortController();
+  const { signal } = stopped;
+  streams.set(id, stopped);
   const open = (last) => {
-    if (!element.isConnected) stopped.abort();
     const headers = last ? { "Last-Event-ID": last } : {};
-    return call("GET", `/v1/documents/${id}/events`, { headers, signal: stopped.signal });
+    return call("GET", `/v1/documents/${id}/events`, { headers, signal });
   };
-  const handle = ({ name, data }) => {
-    if (!element.isConnected) return stopped.abort() ?? true;
-    showProgress(element, data);
-    if (name === "progress") return false;
-    say(t(name === "ready" ? "document.ready" : "document.failed", { title: data.title }));
-    ended(id);
-    return true;
-  };
-  follow(open, handle, { signal: stopped.signal }).catch((problem) => problem.status === 404 || toast(problem));
+  try {
+    await follow(open, ({ data }) => heard(id, data), { signal });
+  } catch (problem) {
+    if (problem.status !== 404) toast(problem);
+  }
+  if (signal.aborted) return;
+  streams.delete(id);
+  over.add(id);
+  followReadings();
+}
+
+async function lookAtOthers() {
+  looking = true;
+  const others = () => unreadIds().filter((id) => !streams.has(id));
+  for (let ids = others(); ids.length; ids = others()) {
+    for (const id of ids) {
+      await new Promise((go) => setTimeout(go, LOOK_MS));
+      if (!others().includes(id)) continue;
+      try {
+        if (heard(id, await json("GET", `/v1/documents/${id}`))) over.add(id);
+      } catch (problem) {
+        if (problem.status === 404) over.add(id); // else it is looked at again
+      }
+    }
+  }
+  looking = false;
+}
+
+/** Whether a document is ready, failed or cancelled. */
+function heard(id, body) {
+  const element = elementOf(id);
+  if (!element) return false;
+  showProgress(element, body);
+  if (!["ready", "failed", "cancelled"].includes(body.status)) return false;
+  say(t(body.status === "ready" ? "document.ready" : "document.failed", { title: body.title }));
+  ended(id);
+  return true;
 }
 
 function showProgress(element, { status, progress, page_count }) {
@@ -129,7 +188,7 @@ function showProgress(element, { status, progress, page_count }) {
   const parts = [known(`status.${status}`, status)];
   if (progress.total) {
     const unit = progress.unit === "pages" ? "pages_of" : "tokens_of";
-    parts.push(t(unit, { done: progress.done.toLocaleString(), total: progress.total.toLocaleString() }));
+    parts.push(t(unit, { done: count(progress.done), total: count(progress.total) }));
   }
   if (page_count && progress.unit !== "pages") parts.push(tn("pages", page_count));
   if (progress.eta_s) parts.push(t("eta", { time: duration(1000 * progress.eta_s) }));

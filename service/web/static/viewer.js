@@ -100,8 +100,8 @@ export class Viewer {
 
   showPdf() {
     const { source, document_id, page, quote } = this.shown;
-    // Some viewers look for words, too; the others only know the page.
-    const words = quote ? `&search=${encodeURIComponent(quote.slice(0, 200))}` : "";
+    // Some viewers look for words, too; the others only know the page. Half a character cannot be encoded.
+    const words = quote ? `&search=${encodeURIComponent(Array.from(quote).slice(0, 200).join(""))}` : "";
     const title = t("viewer.pdf", { title: source.dataset.title, n: page });
     const src = `${base}/app/documents/${document_id}/file#page=${page}&navpanes=0${words}`;
     $("#page").replaceChildren(h("iframe", { src, title }));

@@ -68,6 +68,16 @@ async def test_who_is_not_signed_in_is_led_to_the_form_and_back(client, person):
     assert 'value="/app/documents/doc_1"' in (await client.get(led.headers["location"])).text
 
 
+async def test_which_documents_are_asked_about_is_kept_on_the_way_through_the_form_and_the_switches(client, person):
+    await person(client.services)
+    asked = "/app/ask?document=doc_1&document=doc_2"
+    led = await client.get(asked, headers=HTML)
+    assert led.headers["location"] == "/app/sign-in?next=/app/ask%3Fdocument%3Ddoc_1%26document%3Ddoc_2"
+    form = (await client.get(led.headers["location"])).text
+    assert f'value="{asked.replace("&", "&amp;")}"' in form
+    assert f'value="{led.headers["location"]}"' in form, "the switches lead to the form with all of it"
+
+
 async def test_the_cookie_stands_for_the_key_and_holds_nothing_of_it(signed_in):
     cookie = signed_in.sign_in.headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -123,6 +133,27 @@ async def test_who_signs_out_is_out_everywhere(signed_in):
     assert response.headers["location"] == "/app/sign-in"
     with pytest.raises(Unauthenticated):
         await signed_in.services.web_sessions.principal(cookie)
+
+
+async def test_signing_out_when_it_is_over_already_is_no_error(signed_in):
+    signed_in.cookies.clear()
+    response = await signed_in.post("/app/sign-out", headers=own(Cookie="preread_session=web_none.none"))
+    assert (response.status_code, response.headers["location"]) == (303, "/app/sign-in")
+    assert response.content == b""
+
+
+async def test_a_form_of_more_fields_than_any_is_refused(client):
+    response = await client.post("/app/preferences", content=b"a=b&" * 200, headers=own())
+    assert (response.status_code, response.json()["error"]["code"]) == (422, "invalid")
+
+
+@pytest.mark.parametrize("form", ["{}", "W/{}", '"other", W/{}'])
+async def test_static_files_are_sent_again_only_when_they_changed(client, form):
+    etag = (await client.get("/app/static/app.js")).headers["etag"]
+    again = await client.get("/app/static/app.js", headers={"If-None-Match": form.format(etag)})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert again.headers["cache-control"] == "no-cache"
+    assert (await client.get("/app/static/app.js", headers={"If-None-Match": '"other"'})).status_code == 200
 
 
 async def test_a_revoked_key_ends_what_signed_in_with_it(signed_in):
