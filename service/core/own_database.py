@@ -5,7 +5,11 @@ from contextlib import asynccontextmanager
 
 from service.core import datadir
 from service.core.adapters import ready_database
+from service.db.connect import is_sqlite
 from service.db.engine import Database
+from service.db.faults import opening
+from service.db.migrations import check
+from service.errors import Invalid
 from service.settings import Settings
 
 
@@ -22,6 +26,24 @@ async def own_database(settings: Settings) -> AsyncIterator[Database]:
         yield database
     finally:
         await database.close()
+
+
+async def check_database(settings: Settings) -> None:
+    """For commands that judge what is stored by the database: one that is not there would say that all is of no use.
+
+    Raises ServiceError for one that is not there or not up to date, DatabaseUnavailable.
+    """
+    url = settings.sqlalchemy_url
+    with opening():
+        sqlite = is_sqlite(url)
+    file = settings.data_dir / "preread.sqlite3"
+    if sqlite and not settings.database_url and not (file.exists() and file.stat().st_size):
+        raise Invalid(
+            f"There is no database in {settings.data_dir}: set PREREAD_DATA_DIR and PREREAD_DATABASE_URL as for "
+            "`preread serve`.",
+            code="no_database",
+        )
+    await check(url)
 
 
 async def has_keys(settings: Settings) -> bool:

@@ -15,13 +15,14 @@ from cache_store.keys import EntryName
 from cache_store.store import SnapshotStore
 from cache_store.tiers.opening import open_store
 from service.core.background import Background
+from service.core.own_database import check_database
 from service.core.snapshot_tier import tier_config
 from service.core.snapshots import Snapshots
 from service.db.engine import Database, opening
 from service.db.repositories.rebuilds import Outdated
 from service.engine.models.card import expected_fields
 from service.engine.protocol import EngineClient
-from service.errors import ServiceError
+from service.errors import Invalid, ServiceError
 from service.settings import Settings
 
 _PAUSE_S = 5.0
@@ -50,10 +51,17 @@ class RebuildPlan:
 async def plan_rebuild(settings: Settings, *, dry_run: bool) -> RebuildPlan:
     """What the model that the settings name would have to read again; marked for that, unless `dry_run`. A server may
     run meanwhile. Raises ModelError, ServiceError, StorageFailed, TierSettings."""
+    await check_database(settings)
     store = open_store(settings.store_dir, tier_config(settings), uploads=False)
     with opening():
         database = Database(settings.sqlalchemy_url)
     try:
+        if settings.fleet_url and store.marks.served is None:
+            raise Invalid(
+                f"No worker has run in {settings.data_dir}, and only there is it known which snapshots are old: run "
+                "this with PREREAD_DATA_DIR of a worker, and with PREREAD_DATABASE_URL.",
+                code="no_worker",
+            )
         async with database.reading() as uow:
             fresh = await asyncio.to_thread(_fresh, store, settings, await uow.rebuilds.fingerprints())
             documents = await uow.rebuilds.outdated(fresh)

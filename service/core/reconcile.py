@@ -5,13 +5,16 @@ import asyncio
 from cache_store.keys import SnapshotKey
 from cache_store.tiers.opening import open_store
 from cache_store.tiers.reconcile import Reconciled, reconcile
+from service.core.own_database import check_database
 from service.core.snapshot_tier import tier_config
 from service.db.engine import Database
 from service.settings import Settings
 
 
 async def reconcile_snapshots(settings: Settings, *, dry_run: bool) -> Reconciled:
-    """Safe while a server runs. The database must be up to date. Raises StorageFailed, TierSettings."""
+    """Safe while a server runs. Raises ServiceError for a database that is not there or not up to date, StorageFailed,
+    TierSettings."""
+    await check_database(settings)
     database = Database(settings.sqlalchemy_url)
     try:
         async with database.reading() as uow:

@@ -116,3 +116,20 @@ def test_a_missing_extra_is_told_in_a_sentence(settings: Settings, monkeypatch: 
         "PREREAD_OBJECT_URL is set, and obstore is not installed: run .venv/bin/pip install '.[object]' in Preread's"
         in result.stderr
     )
+
+
+@pytest.mark.parametrize("command", [("gc", "--dry-run"), ("gc",), ("rebuild", "--dry-run")])
+def test_without_a_database_nothing_is_judged(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """As on a worker's machine, which needs no database to serve."""
+    monkeypatch.setenv("PREREAD_DATA_DIR", str(tmp_path / "elsewhere"))
+    for _ in range(2):
+        assert "PREREAD_DATABASE_URL" in snapshots(*command, exit_code=1).stderr
+    snapshots("list")  # may leave an empty file
+    assert "PREREAD_DATABASE_URL" in snapshots(*command, exit_code=1).stderr
+
+
+def test_a_rebuild_is_not_judged_where_no_worker_ran(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREREAD_FLEET_URL", "redis://127.0.0.1:1/1")
+    assert "No worker has run in" in snapshots("rebuild", "--dry-run", exit_code=1).stderr
