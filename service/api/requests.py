@@ -36,9 +36,9 @@ class ApiRequest(Request[Any, Any, Any]):
             raise Unsupported("Send the body as JSON, with the content type application/json.")
         try:
             found = await super().json()
+            self._require_as_meant(found)
         except RecursionError:
             raise Malformed("The JSON is nested too deeply.") from None
-        self._require_as_meant(found)
         return found
 
     def _require_as_meant(self, found: Any) -> None:

@@ -94,10 +94,11 @@ class AnswerService:
         *,
         repeat_key: str | None = None,
         anywhere: Repeat | None = None,
+        after: str | None = None,
     ) -> AnswerStream:
         """Start answering; the stream of the answer. The same question with the same `repeat_key` is not asked again,
         unless it failed: the stream is that of its answer. `anywhere` is such a key that is not this session's own;
-        what it made is told by Repeated.
+        what it made is told by Repeated. `after`: the turn that must be the last one, else the session is busy.
 
         Raises NotFound, Forbidden, Invalid, TooLong, Conflict (``session_busy``, ``document_not_ready``,
         ``model_changed``), Busy, LimitReached, Unavailable or StorageFull; then nothing has been kept.
@@ -112,7 +113,7 @@ class AnswerService:
             raise Unavailable("The engine is not running: try again.", retry_after_s=ENGINE_RETRY_AFTER_S)
         ticket = self._admission.enter(session_id)
         try:
-            job = await self._preparation.job(owner_id, session_id, question, accepted)
+            job = await self._preparation.job(owner_id, session_id, question, accepted, after)
             await self._turns.begin(job, anywhere or repeat)
         except Repeated as again:
             ticket.leave()

@@ -60,15 +60,20 @@ class Preparation:
         them, Conflict for a document not ready."""
         await self._session(owner_id, session_id)
 
-    async def job(self, owner_id: str, session_id: str, question: Question, accepted: float) -> Job:
-        """A job without a stream's timers running yet.
+    async def job(
+        self, owner_id: str, session_id: str, question: Question, accepted: float, after: str | None = None
+    ) -> Job:
+        """A job without a stream's timers running yet. `after`: the turn that it must follow.
 
-        Raises NotFound, Conflict (``document_not_ready``, ``model_changed``), TooLong, Invalid (``no_index_heads``).
+        Raises NotFound, Conflict (``document_not_ready``, ``model_changed``, ``session_busy``), TooLong, Invalid
+        (``no_index_heads``).
         """
         session, rows = await self._session(owner_id, session_id)
         documents = [await self._snapshots.current(row) for row in rows]
         async with self._database.reading() as uow:
             turns = await uow.turns.context(session_id)
+        if after is not None and (not turns or turns[-1].id != after):
+            raise Conflict("The session has gone on meanwhile: fork it.", code="session_busy")
         self._require_same_prompt(turns)
         context = Context.of(documents, turns, self._together(documents))
         # Long questions take a while to tokenize; the tokenizer works outside the interpreter lock.

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from ingest.errors import EmptyDocument, IngestError
 from ingest.sniff import sniff
 from service.core.audit import record
-from service.core.chats.texts import BLANK
+from service.core.chats.texts import BLANK, INLINE, OURS
 from service.core.clock import Clock
 from service.core.deletion import EXPIRE, Deletion, expired
 from service.core.files import Files, IncomingFile
@@ -99,7 +99,7 @@ class Uploads:
             existing = await self._existing(row, repeat)
             if existing is not None:
                 file.discard()
-                return existing, False
+                return await self._uploaded(existing, row), False
             if await self._insert(row, file, repeat):
                 self._jobs.submit(row, settings.password)
                 return row, True
@@ -125,6 +125,17 @@ class Uploads:
         if existing is not None and expired(existing, self._clock.now()):
             await self._deletion.delete(existing.owner_id, existing.id, action=EXPIRE)
             return None
+        return existing
+
+    async def _uploaded(self, existing: DocumentRow, row: DocumentRow) -> DocumentRow:
+        """What had come inside a chat's request, and is uploaded now, is a document as others are: it does not go with
+        the chats."""
+        if existing.purpose == INLINE and row.purpose != INLINE:
+            values = {name: getattr(row, name) for name in ("purpose", "title", "filename", "expires_at", "updated_at")}
+            async with self._db.writing() as uow:
+                await uow.documents.change(existing.id, **values)
+            for name, value in values.items():
+                setattr(existing, name, value)
         return existing
 
     async def _insert(self, row: DocumentRow, file: IncomingFile, repeat: Repeat | None) -> bool:
@@ -164,7 +175,7 @@ class Uploads:
         return DocumentRow(
             id=document_id,
             owner_id=owner_id,
-            dedupe_key=dedupe_key(file.sha256, wish.key),
+            dedupe_key=dedupe_key(file.sha256, wish.key, settings.purpose),
             title=settings.title.strip() or filename,
             filename=filename,
             media_type=media_type,
@@ -180,9 +191,11 @@ class Uploads:
         )
 
 
-def dedupe_key(sha256: str, retention: str) -> str:
-    """Names bytes and the settings that change their snapshot."""
-    return hashlib.blake2b(f"sha256={sha256}\x1fretention={retention}".encode(), digest_size=16).hexdigest()
+def dedupe_key(sha256: str, retention: str, purpose: str = "") -> str:
+    """Names bytes and the settings that change their snapshot. What the server wrote itself is read in another way, and
+    goes unused: a file with the same bytes is another document."""
+    named = f"sha256={sha256}\x1fretention={retention}" + (f"\x1fpurpose={purpose}" if purpose in OURS else "")
+    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
 
 def display_name(filename: str) -> str:

@@ -23,12 +23,14 @@ from service.core.sampling import Question
 from service.core.services import Services
 from service.core.streams import AnswerStream
 from service.core.uploads import UploadSettings
-from service.errors import Forbidden, Invalid, TooLarge, Unavailable
+from service.errors import Forbidden, Invalid, TooLarge, Unauthenticated, Unavailable
 
 MAX_BODY_BYTES = 64 << 20
 """Of a request with files in it."""
 MAX_TEXT_CHARS = 4_000_000
 """Of its messages together: what is longer takes long to be refused by its tokens."""
+MAX_MESSAGES = 4096
+"""What no session has is written down, question by question, while nobody else writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Asking:
         body: msgspec.Struct,
     ) -> None:
         """Raises what the use cases do. When all documents are ready, the question has been asked afterwards."""
+        if len(said) > MAX_MESSAGES:
+            raise TooLarge(f"There are {len(said):,} messages, at most {MAX_MESSAGES:,} are taken.")
         if sum(len(text) for each in said for text in each.texts) > MAX_TEXT_CHARS:
             raise TooLarge(f"The messages have more than {MAX_TEXT_CHARS:,} characters: send long texts as files.")
         principal = self._principal
@@ -95,6 +99,10 @@ class Asking:
         """The answer's stream; waits for documents first."""
         assert self._chat is not None
         if self.stream is None:
+            if not self._chat.is_ready:
+                await self._services.chats.chats.wait(self._chat)
+                if not await self._services.keys.is_valid(self._principal):
+                    raise Unauthenticated("The key was revoked, or its time is over.", code="invalid_key")
             self.stream = await self._services.chats.chats.ask(self._chat)
         return self.stream
 

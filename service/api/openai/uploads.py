@@ -1,8 +1,8 @@
 """`/v1/uploads`: files that come in parts."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 import msgspec
@@ -106,7 +106,8 @@ class UploadController(Controller):
     ) -> PartBody:
         """Send a part: up to 64 MiB."""
         await services.chats.parts.require_pending(owner_id, upload_id)
-        part_id = await services.chats.parts.add(owner_id, upload_id, _part(request))
+        async with aclosing(_part(request)) as chunks:
+            part_id = await services.chats.parts.add(owner_id, upload_id, chunks)
         return PartBody(part_id, int(services.clock.now()), upload_id)
 
     @post("/{upload_id:str}/complete", status_code=200, responses=openai_responses(409, 413, 507))
@@ -129,7 +130,7 @@ class UploadController(Controller):
         return _body(await services.chats.parts.cancel(owner_id, upload_id))
 
 
-async def _part(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
+async def _part(request: Request[Any, Any, Any]) -> AsyncGenerator[bytes, None]:
     """The bytes of the part `data` as they come; the form is read no faster than they are taken."""
     chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
     boundary = boundary_of(content_type_of(request))
@@ -139,8 +140,12 @@ async def _part(request: Request[Any, Any, Any]) -> AsyncIterator[bytes]:
             form = await read_form(body_of(request), boundary, names=frozenset(), write=chunks.put, file="data")
             if form.filename is None:
                 raise Invalid("There is no part named `data`: it is the piece of the file.", param="data")
-        finally:
+        except asyncio.CancelledError:
+            raise  # nobody takes chunks any more
+        except BaseException:
             await chunks.put(None)
+            raise
+        await chunks.put(None)
 
     reading = asyncio.create_task(read())
     try:

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from service.core import statuses
+from service.core.access import OWNER
 from service.core.answers import AnswerService
 from service.core.chats.dialogue import Dialogue, Exchange, Message, dialogue_of
 from service.core.chats.places import Places
 from service.core.chats.repeated import RepeatedTexts
 from service.core.chats.stored import StoredResponses
+from service.core.chats.texts import BLANK
 from service.core.documents import DocumentService
 from service.core.repeats import Repeat, Repeated
 from service.core.sampling import Question
@@ -86,16 +88,20 @@ class Chats:
         _ = chat.dialogue  # is there a question at all?
         if not chat.document_ids:
             await self._find_document(chat)
-        for document_id in chat.document_ids:
-            view = await self._documents.get(owner_id, document_id)
-            chat.is_ready = chat.is_ready and view.row.status in statuses.TERMINAL
+        views = [await self._documents.get(owner_id, document_id) for document_id in chat.document_ids]
+        chat.is_ready = all(view.row.status in statuses.TERMINAL for view in views)
+        for view in views:
+            if view.access == OWNER:
+                await self._repeated.touch(view.row)
+        # What began without a document has some now.
+        chat.document_ids = [view.row.id for view in views if view.row.purpose != BLANK] or chat.document_ids
         return chat
 
     async def ask(self, chat: Chat) -> AnswerStream:
         """The answer's stream, once the documents have been read. Raises as `AnswerService.ask` and
         `SessionService.create`, and Unavailable (``document_not_ready``) when reading takes longer than a request is
         kept waiting."""
-        await self._wait(chat)
+        await self.wait(chat)
         try:
             return await self._ask(chat)
         except TooLong:
@@ -105,7 +111,7 @@ class Chats:
         await self._use(
             chat, await self._repeated.keep(chat.owner_id, chat.messages[message].texts[text]), message, text
         )
-        await self._wait(chat)
+        await self.wait(chat)
         return await self._ask(chat)
 
     async def _find_document(self, chat: Chat) -> None:
@@ -138,7 +144,8 @@ class Chats:
         chat.messages[message] = chat.messages[message].without(text)
         chat.long_texts = []
 
-    async def _wait(self, chat: Chat) -> None:
+    async def wait(self, chat: Chat) -> None:
+        """For its documents. Raises as `ask`."""
         try:
             async with asyncio.timeout(self._wait_s):
                 for document_id in chat.document_ids:
@@ -157,9 +164,14 @@ class Chats:
         dialogue, owner_id = chat.dialogue, chat.owner_id
         question = replace(chat.request.question, text=dialogue.question)
         for apart in (False, True):
-            place = await self._places.of(owner_id, chat.document_ids, dialogue.history, apart=apart)
+            # Whoever has a link has the sessions of all who have it: what one says must not lead into another's.
+            place = await self._places.of(
+                owner_id, chat.document_ids, dialogue.history, apart=apart, known=not chat.request.is_link
+            )
             try:
-                return await self._answers.ask(owner_id, place.session_id, question, anywhere=chat.request.repeat)
+                return await self._answers.ask(
+                    owner_id, place.session_id, question, anywhere=chat.request.repeat, after=place.turn_id
+                )
             except Repeated:
                 await self._places.drop(owner_id, place)
                 break

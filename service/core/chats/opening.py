@@ -41,7 +41,7 @@ def open_chats(
     habits = Habits(settings.prompt_tokens, settings.prompt_repeats, settings.chat_ttl_s)
     repeated = RepeatedTexts(db, uploads, adapters.prompts, clock, habits)
     stored = StoredResponses(db, sessions, clock)
-    places = Places(db, sessions, adapters.prompts, clock)
+    places = Places(db, sessions, adapters.prompts, lambda: adapters.engine.info.max_context)
     parts = PartUploads(
         db,
         uploads,

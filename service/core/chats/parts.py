@@ -122,12 +122,15 @@ class PartUploads:
         if total != row.nbytes:
             raise Invalid(f"The parts have {total:,} bytes; {row.nbytes:,} were announced.", param="part_ids")
         paths = [self._folder(row.id) / part_id for part_id in part_ids]
-        if not all(path.is_file() for path in paths):
+        if not all(_has(path, sizes[path.name]) for path in paths):
             raise Conflict("Parts of this upload are at another server: begin a new upload.", code="parts_elsewhere")
         if md5 is not None and md5.lower() != await asyncio.to_thread(_md5, paths):
             raise Invalid("The parts have another MD5 checksum.", param="md5")
         settings = UploadSettings(row.filename, ttl_s=row.expires_after_s, purpose=row.purpose)
-        document, _ = await self._uploads.take(owner_id, _bytes_of(paths), settings)
+        try:
+            document, _ = await self._uploads.take(owner_id, _bytes_of(paths), settings)
+        except FileNotFoundError:
+            raise Conflict("The upload ended meanwhile: begin a new one.", code="upload_not_pending") from None
         return await self._end(owner_id, upload_id, "completed", document.id), document
 
     async def cancel(self, owner_id: str, upload_id: str) -> UploadRow:
@@ -138,9 +141,11 @@ class PartUploads:
     async def clean(self) -> None:
         """Remove parts of uploads whose time is over, and in the end the uploads."""
         now = self._clock.now()
+        # The folders first: an upload is known before its folder is there, and must not lose its first part.
+        names = await asyncio.to_thread(lambda: set(os.listdir(self._root)) if self._root.is_dir() else set())
         async with self._db.reading() as uow:
             known = await uow.chats.uploads_with_parts(now)
-        await asyncio.to_thread(self._sweep, known)
+        await asyncio.to_thread(self._sweep, names - known)
         async with self._db.writing(alone=False) as uow:
             await uow.chats.forget_uploads(now - _FORGET_S)
 
@@ -171,11 +176,9 @@ class PartUploads:
     def _folder(self, upload_id: str) -> Path:
         return self._root / upload_id
 
-    def _sweep(self, known: set[str]) -> None:
-        if self._root.is_dir():
-            for path in self._root.iterdir():
-                if path.name not in known:
-                    shutil.rmtree(path, ignore_errors=True)
+    def _sweep(self, names: set[str]) -> None:
+        for name in names:
+            shutil.rmtree(self._root / name, ignore_errors=True)
 
 
 async def _upload(uow: UnitOfWork, owner_id: str, upload_id: str) -> UploadRow:
@@ -195,6 +198,11 @@ def _require_pending(row: UploadRow | None, now: float) -> UploadRow:
 
 def _n_so_far(row: UploadRow) -> int:
     return sum(nbytes for _, nbytes in row.parts)
+
+
+def _has(path: Path, nbytes: int) -> bool:
+    """Whether a part is here, and whole: a machine that stopped may have lost some of it."""
+    return path.is_file() and path.stat().st_size == nbytes
 
 
 def _bytes_of(paths: Sequence[Path]) -> Iterator[bytes]:

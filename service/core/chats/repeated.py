@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from service.core.chats.texts import BLANK, PROMPT, message_digest
+from service.core.chats.texts import BLANK, INLINE, PROMPT, message_digest
 from service.core.clock import Clock
 from service.core.prompts import Prompts
 from service.core.uploads import Uploads, UploadSettings
@@ -94,10 +94,12 @@ class RepeatedTexts:
     async def touch(self, row: DocumentRow) -> None:
         """What chats made lives on when it is used."""
         until = self._clock.now() + self._habits.ttl_s
-        if row.expires_at is None or row.purpose not in (PROMPT, "inline") or until - row.expires_at < _TOUCH_S:
+        if row.expires_at is None or row.purpose not in (PROMPT, INLINE) or until - row.expires_at < _TOUCH_S:
             return
-        async with self._db.writing(alone=False) as uow:
-            await uow.documents.change(row.id, expires_at=until)
+        async with self._db.writing() as uow:
+            now = await uow.documents.get(row.id)
+            if now is not None and now.purpose == row.purpose:  # it may have been uploaded meanwhile
+                await uow.documents.change(row.id, expires_at=until)
 
     async def forget(self) -> None:
         """Texts that did not come again."""

@@ -36,9 +36,11 @@ class StoredResponses:
         self._clock = clock
 
     async def keep(self, owner_id: str, answer: AnswerStream, request: dict[str, Any]) -> None:
-        """Store what was asked for; what came of it the turn has. A second time is nothing."""
+        """Store what was asked for; what came of it the turn has. A second time is nothing, nor when the session was
+        deleted meanwhile."""
         async with self._db.writing() as uow:
-            if await uow.chats.response(owner_id, answer.answer_id) is None:
+            is_there = await uow.sessions.get(answer.session_id, owner_id) is not None
+            if is_there and await uow.chats.response(owner_id, answer.answer_id) is None:
                 row = ResponseRow(id=answer.answer_id, owner_id=owner_id, session_id=answer.session_id)
                 row.request, row.created_at = request, self._clock.now()
                 await uow.chats.add(row)
