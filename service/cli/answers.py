@@ -7,7 +7,7 @@ from service.cli.output import err, for_terminal
 
 
 def show_question(text: str) -> None:
-    err.print(f"> {text}", style="bold", markup=False)
+    err.print(f"> {for_terminal(text, sys.stderr)}", style="bold", markup=False)
 
 
 def show_text(text: str) -> None:

@@ -45,7 +45,7 @@ def ask(
     """
     files = (file, *others)
     for each in files:
-        if not each.startswith("doc_") and not Path(each).is_file():
+        if not each.startswith("doc_") and (not Path(each).exists() or Path(each).is_dir()):
             raise click.UsageError(f"There is no file {each!r}.")
     how = {"password": password, "retention": retention}
     if (remote := current_remote()) is not None:

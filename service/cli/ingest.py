@@ -69,13 +69,18 @@ def was_read(path: Path, document: Any, created: bool) -> dict[str, Any]:
     size, pages = nbytes_text(document.snapshot.nbytes or 0), counted(document.page_count or 0, "page")
     what = f"{document.id}, {pages}, {document.token_count} tokens, snapshot {size}, {_kept(document.snapshot)}"
     err.print(f"{path}: {what}{known}", markup=False)
-    return {"path": str(path), "created": created, "document": document, "error": None}
+    return {"path": _shown(path), "created": created, "document": document, "error": None}
 
 
 def not_read(path: Path, code: str, detail: str) -> dict[str, Any]:
     """Say why a file has no document; the same for --json."""
     err.print(f"{path}: {detail}", markup=False, style="red")
-    return {"path": str(path), "created": False, "document": None, "error": {"code": code, "message": detail}}
+    return {"path": _shown(path), "created": False, "document": None, "error": {"code": code, "message": detail}}
+
+
+def _shown(path: Path) -> str:
+    """A name on a disk need not be UTF-8, as JSON is."""
+    return str(path).encode(errors="replace").decode()
 
 
 def _kept(snapshot: Any) -> str:

@@ -65,15 +65,17 @@ def expected_errors(command: Callable[P, T]) -> Callable[P, T]:
 
 def _told(error: Exception) -> tuple[str, str] | None:
     """Code and message of an error that is expected."""
-    from cache_store.errors import CacheStoreError
-    from ingest.errors import IngestError
     from service.client.errors import PrereadError
-    from service.engine.models.errors import ModelError
-    from service.engine.protocol import EngineLost
     from service.errors import ServiceError
 
     if isinstance(error, ServiceError | PrereadError):
         return error.code, error.detail
+    # After that: asking a server needs no engine, and nothing of what one needs.
+    from cache_store.errors import CacheStoreError
+    from ingest.errors import IngestError
+    from service.engine.models.errors import ModelError
+    from service.engine.protocol import EngineLost
+
     if isinstance(error, ModelError | CacheStoreError | IngestError | EngineLost):
         return type(error).__name__, str(error)
     if isinstance(error, OSError):

@@ -72,7 +72,7 @@ def download(remote: Remote, document_id: str, output: Path | None) -> None:
     """Save the file that was uploaded."""
     with remote.client() as client:
         target = output or _target(client.documents.get(document_id))
-        if output is None and target.exists():
+        if output is None and (target.exists() or target.is_symlink()):
             raise click.UsageError(f"{target} is there already: say with -o where to write.")
         client.documents.save_file(document_id, target)
     err.print(f"{target}: {nbytes_text(target.stat().st_size)}", markup=False)
@@ -108,14 +108,15 @@ def cancel(remote: Remote, document_id: str, as_json: bool) -> None:
 @pass_remote
 def delete(remote: Remote, document_ids: tuple[str, ...], as_json: bool) -> None:
     """Remove documents from every tier, with their sessions, and say what was removed."""
+    receipts: dict[str, Any] = {}
     with remote.client() as client:
-        receipts = {document_id: client.documents.delete(document_id) for document_id in document_ids}
+        for document_id in document_ids:
+            receipts[document_id] = receipt = client.documents.delete(document_id)
+            if not as_json:  # one by one: what is gone is said also when another one is not there
+                parts = [f"{part.tier} {nbytes_text(part.nbytes)}" for part in receipt.removed if part.objects]
+                click.echo(f"{document_id}: removed from {', '.join(parts) or 'nowhere'}")
     if as_json:
         print_json({"deleted": receipts})
-        return
-    for document_id, receipt in receipts.items():
-        parts = [f"{part.tier} {nbytes_text(part.nbytes)}" for part in receipt.removed if part.objects]
-        click.echo(f"{document_id}: removed from {', '.join(parts) or 'nowhere'}")
 
 
 def _target(document: "Document") -> Path:

@@ -12,10 +12,11 @@ OnSent = Callable[[int, int | None], None]
 
 
 class Source:
-    """A file as httpx reads it for a form. It begins where the file stands, also when it is sent again."""
+    """A file as httpx reads it for a form. It begins where the file stands, also when it is sent again, and is as long
+    as it is then: what a file that grows gets meanwhile is not sent."""
 
     def __init__(self, file: BinaryIO, filename: str, on_sent: OnSent | None = None) -> None:
-        self.filename = filename
+        self.filename = filename.encode(errors="replace").decode()  # a name on a disk need not be UTF-8
         self._file = file
         self._on_sent = on_sent
         self.is_rewindable = file.seekable()
@@ -24,9 +25,14 @@ class Source:
         self._sent = 0
 
     def read(self, size: int = -1) -> bytes:
+        if self.nbytes is not None:
+            left = self.nbytes - self.tell()
+            size = left if size < 0 else min(size, left)
         data = self._file.read(size)
         if isinstance(data, str):
             raise TypeError("Open the file in binary mode.")
+        if size > 0 and not data and self.nbytes is not None:
+            raise OSError(f"{self.filename} became shorter while it was sent. Send it again when it is written.")
         self._sent += len(data)
         if data and self._on_sent is not None:
             self._on_sent(self._sent, self.nbytes)
@@ -38,6 +44,8 @@ class Source:
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._require_rewindable()
+        if whence == os.SEEK_END:
+            offset, whence = offset + (self.nbytes or 0), os.SEEK_SET
         begin = self._start if whence == os.SEEK_SET else 0
         at = self._file.seek(begin + offset, whence) - self._start
         self._sent = at

@@ -68,15 +68,18 @@ class AsyncDocuments:
         return self._transport.follow(following)
 
     async def list(self, *, shared: bool = False, page_size: int = 100) -> AsyncIterator[Document]:
-        """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see."""
-        after = None
-        while True:
-            some = await self.list_some(limit=page_size, after=after, shared=shared)
-            for each in some.data:
+        """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see.
+        What was iterated may be deleted meanwhile."""
+        some = await self.list_some(limit=page_size, shared=shared)
+        while some.has_more and some.data:
+            *first, last = some.data
+            for each in first:
                 yield each
-            if not some.has_more or not some.data:
-                return
-            after = some.data[-1].id
+            # Before the last one is told: who gets it may delete it, and nothing goes on behind what is gone.
+            some = await self.list_some(limit=page_size, after=last.id, shared=shared)
+            yield last
+        for each in some.data:
+            yield each
 
     async def list_some(self, *, limit: int = 20, after: str | None = None, shared: bool = False) -> DocumentList:
         """`limit` of them (at most 100), behind the one with the id `after`."""

@@ -67,13 +67,24 @@ class AsyncTransport:
             await response.aclose()
 
     async def save(self, call: Call[bytes], to: BinaryIO) -> None:
-        """Write a body to a file while it comes. Raises PrereadError, OSError."""
-        try:
-            async with self.opened(call) as response:
-                async for piece in response.aiter_bytes():
-                    await asyncio.to_thread(to.write, piece)
-        except httpx.TransportError as error:
-            raise failed_connection(error, self.url) from error
+        """Write a body to an empty file while it comes, from its beginning when the connection is lost. Raises
+        PrereadError, OSError."""
+        attempts = Attempts(call, self.patience, self.url)
+        while True:
+            try:
+                async with self.opened(call) as response:
+                    async for piece in response.aiter_bytes():
+                        await asyncio.to_thread(to.write, piece)
+                    return
+            except httpx.TransportError as error:
+                if not to.seekable():
+                    raise failed_connection(error, self.url) from error
+                wait_s = attempts.after_loss(error)
+                to.seek(0)
+                to.truncate()
+            except APIError as error:
+                wait_s = attempts.after_refusal(error)
+            await asyncio.sleep(wait_s)
 
     async def follow(self, following: Following[T]) -> AsyncIterator[T]:
         """What a stream tells, taken up again where it was lost. Raises PrereadError."""

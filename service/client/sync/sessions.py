@@ -22,14 +22,16 @@ class Sessions:
         return self._transport.send(calls.create_session(ids, title, instructions))
 
     def list(self, *, shared: bool = False, page_size: int = 100) -> Iterator[Session]:
-        """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see."""
-        after = None
-        while True:
-            some = self.list_some(limit=page_size, after=after, shared=shared)
-            yield from some.data
-            if not some.has_more or not some.data:
-                return
-            after = some.data[-1].id
+        """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see.
+        What was iterated may be deleted meanwhile."""
+        some = self.list_some(limit=page_size, shared=shared)
+        while some.has_more and some.data:
+            *first, last = some.data
+            yield from first
+            # Before the last one is told: who gets it may delete it, and nothing goes on behind what is gone.
+            some = self.list_some(limit=page_size, after=last.id, shared=shared)
+            yield last
+        yield from some.data
 
     def list_some(self, *, limit: int = 20, after: str | None = None, shared: bool = False) -> SessionList:
         """`limit` of them (at most 100), behind the one with the id `after`."""

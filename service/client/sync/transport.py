@@ -65,13 +65,24 @@ class Transport:
             response.close()
 
     def save(self, call: Call[bytes], to: BinaryIO) -> None:
-        """Write a body to a file while it comes. Raises PrereadError, OSError."""
-        try:
-            with self.opened(call) as response:
-                for piece in response.iter_bytes():
-                    to.write(piece)
-        except httpx.TransportError as error:
-            raise failed_connection(error, self.url) from error
+        """Write a body to an empty file while it comes, from its beginning when the connection is lost. Raises
+        PrereadError, OSError."""
+        attempts = Attempts(call, self.patience, self.url)
+        while True:
+            try:
+                with self.opened(call) as response:
+                    for piece in response.iter_bytes():
+                        to.write(piece)
+                    return
+            except httpx.TransportError as error:
+                if not to.seekable():
+                    raise failed_connection(error, self.url) from error
+                wait_s = attempts.after_loss(error)
+                to.seek(0)
+                to.truncate()
+            except APIError as error:
+                wait_s = attempts.after_refusal(error)
+            time.sleep(wait_s)
 
     def follow(self, following: Following[T]) -> Iterator[T]:
         """What a stream tells, taken up again where it was lost. Raises PrereadError."""

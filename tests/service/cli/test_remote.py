@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 from click.testing import CliRunner
@@ -122,6 +123,27 @@ def test_documents_are_listed_shown_saved_and_deleted(preread, file, tmp_path, m
     assert (tmp_path / "copy.txt").read_text() == TEXT * 9
     assert f"{made['id']}: removed from file " in preread("documents", "delete", made["id"]).stdout
     assert "not_found" in preread("documents", "show", made["id"], "--json", exit_code=1).stdout
+
+
+def test_ask_reads_a_pipe(preread, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writing = threading.Thread(target=(tmp_path / "pipe").write_text, args=(TEXT * 6,))
+    writing.start()
+    assert preread("ask", str(tmp_path / "pipe"), "Who?").stdout.startswith("The safety officer is Bartholomew")
+    writing.join(20)
+
+
+def test_what_was_deleted_before_an_error_is_said(preread, file):
+    made = json.loads(preread("ingest", str(file), "--json").stdout)["documents"][0]["document"]
+    result = preread("documents", "delete", made["id"], "doc_unknown", exit_code=1)
+    assert f"{made['id']}: removed from file " in result.stdout
+
+
+def test_names_that_are_not_utf8_are_read(preread, tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_text(TEXT * 7)
+    (read,) = json.loads(preread("ingest", str(path), "--json").stdout)["documents"]
+    assert (read["path"], read["document"]["filename"]) == (str(tmp_path / "caf?.txt"), "caf?.txt")
 
 
 def test_sessions_are_listed_shown_forked_and_deleted(preread, file):

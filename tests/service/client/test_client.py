@@ -1,11 +1,14 @@
 """The client and a real server, call by call."""
 
+import hashlib
 import io
+import os
 import threading
 
 import pytest
 
 from service.client import (
+    AsyncClient,
     Citation,
     Client,
     Conflict,
@@ -89,6 +92,70 @@ def test_documents_are_listed_page_by_page(client, document):
     for each in made:
         client.documents.wait(each)
         client.documents.delete(each)
+
+
+def test_a_list_goes_on_while_what_it_told_is_deleted(client, document):
+    made = [client.documents.upload(b"One of many. %d" % n, filename=f"{n}.txt").id for n in range(5)]
+    for each in client.documents.list(page_size=2):
+        if each.id != document.id:
+            client.documents.delete(each.id)
+            made.remove(each.id)
+    assert made == []
+    sessions = [client.sessions.create(document.id).id for _ in range(5)]
+    for each in client.sessions.list(page_size=2):
+        client.sessions.delete(each.id)
+    assert not set(sessions) & {each.id for each in client.sessions.list()}
+
+
+@pytest.mark.anyio
+async def test_so_does_one_of_asyncio(live, document):
+    async with AsyncClient(live.url, timeout=20) as client:
+        made = [(await client.sessions.create(document.id)).id for _ in range(5)]
+        async for each in client.sessions.list(page_size=2):
+            await client.sessions.delete(each.id)
+        assert not set(made) & {each.id async for each in client.sessions.list()}
+
+
+def test_a_file_is_sent_as_it_was_when_it_was_opened(client, tmp_path):
+    path = tmp_path / "growing.log"
+    path.write_bytes(TEXT * 2000)
+
+    def grow(*_):
+        with path.open("ab") as file:
+            file.write(b"later\n")
+
+    made = client.documents.upload(path, on_progress=grow)
+    assert (made.nbytes, made.sha256) == (len(TEXT) * 2000, hashlib.sha256(TEXT * 2000).hexdigest())
+    assert path.stat().st_size > len(TEXT) * 2000
+    with pytest.raises(OSError, match=r"growing.log became shorter"):
+        client.documents.upload(path, on_progress=lambda *_: path.write_bytes(b""))
+    client.documents.delete(made.id)
+
+
+def test_a_name_that_is_not_utf8_is_sent(client, tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_bytes(TEXT * 3)
+    made = client.documents.upload(path)
+    assert made.filename == "caf?.txt"
+    client.documents.delete(made.id)
+
+
+def test_a_file_is_saved_to_where_it_is_wanted(client, document, tmp_path):
+    long = tmp_path / ("n" * 250 + ".txt")
+    assert client.documents.save_file(document.id, long).read_bytes() == TEXT
+    (tmp_path / "link").symlink_to(long.name)
+    long.write_bytes(b"before")
+    client.documents.save_file(document.id, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert long.read_bytes() == TEXT
+    os.mkfifo(tmp_path / "pipe")
+    got = []
+    reading = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()))
+    reading.start()
+    client.documents.save_file(document.id, tmp_path / "pipe")
+    reading.join(20)
+    assert got == [TEXT]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_document_is_seen_changed_and_deleted(client, tmp_path):

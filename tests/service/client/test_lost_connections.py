@@ -220,6 +220,27 @@ def test_a_question_is_sent_again_with_the_same_key(at_once, first):
     assert [request.content for request in requests] == [requests[0].content] * 2
 
 
+def test_a_file_is_fetched_again_from_its_beginning(at_once, tmp_path):
+    cut_off = httpx.Response(200, stream=Breaking(b"the whole f"))
+    client, requests = answering(cut_off, problem(503), httpx.Response(200, content=b"the whole file"))
+    with client:
+        assert client.documents.save_file("doc_1", tmp_path / "copy").read_bytes() == b"the whole file"
+    assert len(requests) == 3
+
+
+@pytest.mark.anyio
+async def test_so_is_one_by_asyncio(at_once, tmp_path):
+    class Cut(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield b"the whole f"
+            raise httpx.ReadError("cut")
+
+    left = [httpx.Response(200, stream=Cut()), httpx.Response(200, content=b"the whole file")]
+    async with AsyncClient("http://server", transport=httpx.MockTransport(lambda _: left.pop(0))) as client:
+        assert (await client.documents.save_file("doc_1", tmp_path / "copy")).read_bytes() == b"the whole file"
+    assert left == []
+
+
 def test_who_has_to_wait_too_long_is_told(at_once):
     client, requests = answering(problem(429, "quota_documents", **{"retry-after": "3600"}))
     with client, pytest.raises(RateLimited) as refused:
