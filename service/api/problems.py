@@ -3,6 +3,7 @@
 The only place where an error of the use cases meets an HTTP status.
 """
 
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +19,8 @@ from service.errors import ServiceError
 
 PROBLEM_JSON = "application/problem+json"
 TYPE_BASE = "urn:preread:problem:"
+_FIELD_OF_BODY = re.compile(r"Object (?:contains unknown|missing required) field `(.*)`")
+"""As msgspec says it of the body itself; of what is in it, it says where."""
 
 _STATUS: dict[type[ServiceError], int] = {
     errors.Malformed: 400,
@@ -160,7 +163,13 @@ def _from_litestar(error: HTTPException, instance: str) -> Problem:
 
 
 def _field(item: dict[str, Any]) -> dict[str, str]:
-    return {"param": str(item.get("key", "")), "message": str(item.get("message", ""))}
+    """One wrong value. Of the body as a whole the framework's name is `data`, which no caller knows: a field that is
+    not known there, or not there, is named."""
+    key, message = str(item.get("key", "")), str(item.get("message", ""))
+    if key == "data":
+        named = _FIELD_OF_BODY.fullmatch(message)
+        key = named[1] if named else ""
+    return {"param": key, "message": message}
 
 
 def _problem(

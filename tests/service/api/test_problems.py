@@ -135,3 +135,14 @@ async def test_json_is_taken_as_it_is_meant(client, count, status):
     if count in ("true", '"1"'):
         assert response.json()["error"]["param"] == "count"
         assert "Expected `int`" in response.json()["detail"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("body", "param"), [({"count": 1, "counts": 2}, "counts"), ({}, "count"), ([], None), ({"count": "x"}, "count")]
+)
+async def test_a_wrong_field_is_named_and_not_the_body(client, body, param):
+    problem = (await client.post("/body", json=body)).json()
+    assert problem["error"]["param"] == param
+    assert [each["param"] for each in problem["errors"]] == [param or ""]
+    assert "data" not in problem["detail"]
