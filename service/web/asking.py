@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
@@ -119,10 +120,18 @@ async def _page(
         documents=documents,
         session=session,
         earlier=await _earlier(services, principal, document_ids),
+        begin=_begin(document_ids),
         own=session is None or session.owner_id == principal.user_id,
         may_ask=ASK in principal.scopes and not readable_only,
         name=await services.web_sessions.name_of(principal),
     )
+
+
+def _begin(document_ids: Sequence[str]) -> str:
+    """Where another conversation about the same documents begins."""
+    if len(document_ids) == 1:
+        return f"/app/documents/{document_ids[0]}"
+    return f"/app/ask?{urlencode([('document', each) for each in document_ids])}"
 
 
 async def _earlier(services: Services, principal: Principal, document_ids: Sequence[str]) -> list[SessionRow]:

@@ -65,6 +65,7 @@ def _known(request: Request[Any, Any, Any]) -> dict[str, Any]:
         "theme": theme if theme in THEMES else "auto",
         "themes": THEMES,
         "here": base(request) + path_of(request.scope),
+        "heartbeat_s": request.app.state.services.settings.sse_heartbeat_s,
         "t": catalogue.t,
         "tn": catalogue.tn,
         "known": catalogue.known,

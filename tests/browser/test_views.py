@@ -78,6 +78,8 @@ def test_the_pdf_is_shown_where_the_browser_can(visit, session, contract, pictur
     assert shown.headers["content-disposition"].startswith("inline")
     page.wait_for_timeout(1500)
     picture(page, "web-pdf")
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    expect(page.locator("#viewer-close")).to_be_in_viewport(ratio=1)
 
 
 def test_everything_goes_by_keyboard(visit, session, contract):
@@ -181,6 +183,80 @@ def test_a_lost_connection_is_waited_out(world, visit, contract):
     assert resumed.is_set()
 
 
+def test_a_stream_that_falls_silent_is_taken_up_again(world, visit, contract):
+    """As after a laptop slept: nothing says that the connection is gone."""
+    world.engine.reply = tuple(f"part{n} " for n in range(9))
+    world.engine.token_delay_s = 0.1
+    page = visit().give_cookie("ann")
+    page.clock.install()
+    page.goto(f"/app/documents/{contract}")
+    page.evaluate(BROKEN_ONCE.replace('controller.error(new TypeError("lost"));', "return new Promise(() => {});"))
+    page.get_by_label("Your question").fill("And with the lid closed?")
+    page.keyboard.press("Enter")
+    answer = page.locator(".answer")
+    expect(answer).to_contain_text("part0")
+    page.wait_for_timeout(1500)
+    expect(answer).to_have_attribute("aria-busy", "true")
+    page.clock.fast_forward(50_000)
+    expect(answer).to_have_attribute("aria-busy", "false")
+    assert [answer.inner_text().count(f"part{n} ") for n in range(8)] == [1] * 8
+
+
+def test_waiting_is_told_and_the_conversation_is_at_hand_at_once(world, visit, contract):
+    world.engine.token_delay_s = 2.0
+    page = visit(viewport={"width": 900, "height": 700}).give_cookie("ann")
+    page.clock.install()
+    page.goto(f"/app/documents/{contract}")
+    expect(page.get_by_role("button", name="Share this conversation")).to_be_hidden()
+    page.get_by_label("Your question").fill("How much, and when?")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/app/sessions/*")
+    page.clock.fast_forward(5_100)
+    expect(page.get_by_text("The first word takes long")).to_be_visible()
+    expect(page.locator(".answer")).to_contain_text("2,340,000")
+    expect(page.get_by_text("The first word takes long")).to_be_hidden()
+    page.get_by_role("button", name="Share this conversation").click()
+    expect(page.get_by_role("dialog")).to_contain_text("How much, and when?")
+    page.keyboard.press("Escape")
+    address = page.url
+    page.get_by_role("button", name="中文").click()
+    expect(page.get_by_role("button", name="提问", exact=True)).to_be_visible()
+    assert page.url == address, "the switch does not leave a conversation that has just begun"
+    page.get_by_role("link", name="开始新对话").click()
+    page.wait_for_url(f"**/app/documents/{contract}")
+
+
+def test_who_waits_for_another_document_is_told(world, visit):
+    world.engine.chunk_delay_s = 0.5
+    page = visit().give_cookie("fay")
+    page.goto("/")
+    long, short = (b"The keeper of the mill is Jan Vos. " * n for n in (600, 9))
+    page.get_by_label("Add documents").set_input_files(
+        [
+            {"name": "long.txt", "mimeType": "text/plain", "buffer": long},
+            {"name": "short.txt", "mimeType": "text/plain", "buffer": short},
+        ]
+    )
+    rows = page.locator("#documents li")
+    expect(rows.filter(has_text="long.txt").locator(".reading-text")).to_contain_text("Reading")
+    expect(rows.filter(has_text="short.txt").locator(".reading-text")).to_have_text("Waiting to be read · 1 page")
+    world.engine.chunk_delay_s = 0.0
+    expect(rows.filter(has_text="short.txt")).to_contain_text("ready from")
+
+
+def test_a_document_that_was_there_already_is_told(world, visit):
+    page = visit().give_cookie("ann")
+    page.goto("/")
+    file = {"name": "twice.txt", "mimeType": "text/plain", "buffer": b"The keeper of the lamp is Ilse Brandt. " * 9}
+    page.get_by_label("Add documents").set_input_files([file])
+    expect(page.locator("#documents li", has_text="twice.txt")).to_contain_text("tokens")
+    page.get_by_label("Add documents").set_input_files([file])
+    line = page.locator("#uploads li")
+    expect(line).to_contain_text("twice.txt was there already.")
+    line.get_by_role("button", name="Close").click()
+    expect(line).to_have_count(0)
+
+
 BROKEN_ONCE = """() => {
   const whole = window.fetch;
   window.fetch = async (...args) => {
@@ -199,14 +275,16 @@ BROKEN_ONCE = """() => {
 }"""
 
 
-def test_in_chinese(visit, contract, session, picture):
+def test_in_chinese(visit, contract, picture):
     visitor = visit(locale="zh-CN", viewport={"width": 900, "height": 700})
     page = visitor.give_cookie("ann")
-    page.goto(f"/app/sessions/{session}")
+    page.goto(f"/app/documents/{contract}")
     assert page.evaluate("document.documentElement.lang") == "zh"
-    expect(page.get_by_role("button", name="提问", exact=True)).to_be_visible()
+    page.get_by_label("您的问题").fill("每年的服务费是多少？")
+    page.get_by_role("button", name="提问", exact=True).click()
     expect(page.locator(".cost summary").first).to_contain_text("复用")
     assert visitor.faults() == []
+    page.evaluate("scrollTo(0, 0)")
     picture(page, "web-chinese")
     page.get_by_role("button", name="English").click()
     expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
@@ -233,6 +311,7 @@ def test_a_link_is_opened_beside_ones_own_sign_in(world, visit, contract):
             client.delete(f"/v1/documents/{contract}/shares/{share['id']}")
     page.go_back()
     expect(page.get_by_role("heading", level=1)).to_contain_text("A shared document")
+    expect(page.get_by_text("it was revoked")).to_be_visible()
 
 
 def test_a_conversation_is_deleted(world, visit, contract):
@@ -275,4 +354,5 @@ def test_what_cannot_be_read_says_why(visit):
     )
     expect(page.locator("#uploads li", has_text="noise.bin").get_by_role("alert")).to_be_visible()
     expect(page.locator("#uploads li", has_text="empty.txt").get_by_role("alert")).to_be_visible()
+    expect(page.locator("#uploads")).not_to_contain_text(re.compile("Unsupported Media Type|Unprocessable"))
     expect(page.locator("#documents li", has_text="cut.pdf")).to_contain_text("Could not be read.")

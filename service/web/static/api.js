@@ -1,10 +1,13 @@
 // Calls of the REST API, and streams of events that are taken up again where they broke off.
 
-import { base } from "./dom.js";
+import { base, t } from "./dom.js";
 
 const LONGEST_PAUSE_MS = 8000;
 const TRIES = 10;
-const PASSING = [502, 503, 504]; // also what a proxy says while the server starts again
+// Quiet streams have a comment now and then. One without was cut off somewhere, which is not always told: a laptop slept.
+const LONGEST_QUIET_MS = 3000 * Number(document.body.dataset.heartbeatS);
+// No connection; what a proxy says while the server starts again, and the server itself.
+const PASSING = [0, 502, 503, 504];
 
 /** What a refusal said: the members of problem+json that the page shows. */
 export class Problem extends Error {
@@ -23,11 +26,15 @@ export async function problemOf(response) {
   return new Problem(body, response.status, Number(response.headers.get("retry-after")) || null);
 }
 
-/** The response of a call. Throws Problem, or TypeError when the server cannot be reached. */
+const unreachable = () => new Problem({ title: t("problem.unreachable"), error: { code: "unreachable" } }, 0);
+
+/** The response of a call. Throws Problem; its status is 0 when the server cannot be reached. */
 export async function call(method, path, { body, headers = {}, signal } = {}) {
   const sent = body === undefined ? {} : { body: JSON.stringify(body) };
   if (body !== undefined) headers = { "Content-Type": "application/json", ...headers };
-  const response = await fetch(base + path, { method, headers, signal, ...sent });
+  const response = await fetch(base + path, { method, headers, signal, ...sent }).catch((error) => {
+    throw error.name === "AbortError" ? error : unreachable();
+  });
   if (response.ok) return response;
   if (response.status === 401) toSignIn();
   throw await problemOf(response);
@@ -44,16 +51,27 @@ export function toSignIn() {
 async function* eventsOf(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split("\r\n\r\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const event = eventOf(block);
-      if (event) yield event;
+  try {
+    for (;;) {
+      const { done, value } = await inTime(reader.read());
+      if (done) return;
+      const blocks = (rest + value).split("\r\n\r\n");
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const event = eventOf(block);
+        if (event) yield event;
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {});
   }
+}
+
+/** What is read, unless nothing comes for too long. */
+function inTime(reading) {
+  let timer;
+  const late = new Promise((_, fail) => (timer = setTimeout(() => fail(unreachable()), LONGEST_QUIET_MS)));
+  return Promise.race([reading, late]).finally(() => clearTimeout(timer));
 }
 
 function eventOf(block) {
@@ -90,7 +108,8 @@ export async function follow(open, handle, { signal, waiting = () => {} } = {}) 
     } catch (error) {
       if (signal?.aborted) return;
       if (error instanceof Problem && !PASSING.includes(error.status)) throw error;
-      if (failures >= TRIES) throw error;
+      // While the whole network is away, it is worth trying on.
+      if (failures >= TRIES && navigator.onLine) throw error instanceof Problem ? error : unreachable();
     }
     if (signal?.aborted) return;
     failures += 1;

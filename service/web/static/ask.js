@@ -31,6 +31,10 @@ export class Conversation {
       button.addEventListener("click", () => this.viewer.open({ document_id: button.dataset.read, page: 1 }, button));
     }
     $("#go-on")?.addEventListener("click", () => this.fork(null));
+    for (const button of $$("[data-dialog]")) {
+      const open = () => window.htmx.ajax("GET", `${base}/app/sessions/${this.sessionId}/${button.dataset.dialog}`, { target: "#dialog" });
+      button.addEventListener("click", open);
+    }
     this.form = $("#composer");
     if (!this.form) return;
     this.question = $("#question");
@@ -87,11 +91,13 @@ export class Conversation {
     if (!question || this.running) return;
     const view = this.begin(question);
     this.question.value = "";
+    this.busy(true);
     toEnd();
     try {
       await this.begun(question);
       await this.run(view, null, question);
     } catch (problem) {
+      this.busy(false);
       view.fail(problem);
       if (!this.question.value) this.question.value = question; // nothing is lost: it can be sent again
     }
@@ -107,6 +113,7 @@ export class Conversation {
     this.sessionId = session.id;
     $("#instructions")?.closest("details").remove(); // they are the session's
     history.replaceState(null, "", `${base}/app/sessions/${session.id}`);
+    if ($("#about-actions")) $("#about-actions").hidden = false;
   }
 
   /** Follow an answer to its end: one that is asked now, or one that runs. */
@@ -121,6 +128,7 @@ export class Conversation {
       return response;
     };
     this.busy(true);
+    view.expect();
     try {
       await follow(open, (event) => this.heard(view, event), { waiting: (waiting) => view.wait(waiting) });
       if (view.answer.getAttribute("aria-busy") === "true") await this.reload(view, answerId);
@@ -164,6 +172,7 @@ export class Conversation {
   }
 
   async stop() {
+    if (!this.sessionId) return;
     try {
       await call("POST", `/app/sessions/${this.sessionId}/stop`);
     } catch (problem) {

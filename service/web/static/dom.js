@@ -53,9 +53,10 @@ export function say(text) {
 
 /** What went wrong and what to do, as an element. `error` is a Problem of `api.js`, or anything else. */
 export function problemText(error) {
-  const title = known(`problem.${error.code}`, error.title ?? t("problem.unknown"));
   const detail = error.detail ?? "";
-  const parts = [h("strong", {}, title)];
+  // What HTTP calls it ("Unprocessable Entity") says nothing to a reader; the detail does.
+  const title = known(`problem.${error.code}`, detail || (error.title ?? t("problem.unknown")));
+  const parts = [h("strong", { lang: title === detail ? "en" : null }, title)];
   if (detail && detail !== title) parts.push(" ", h("span", { lang: "en" }, detail));
   if (error.retryAfterS) parts.push(" ", t("problem.retry_after", { n: count(error.retryAfterS) }));
   return parts;

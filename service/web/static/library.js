@@ -84,9 +84,11 @@ class UploadLine {
     const { status } = this.request;
     if (status === 401) toSignIn();
     if (status === 200 || status === 202) {
-      const known_before = status === 200;
-      this.line.remove();
-      say(t(known_before ? "upload.known" : "upload.taken", { name: this.file.name }));
+      if (status === 200) this.end(h("p", { class: "hint", role: "status" }, t("upload.known", { name: this.file.name })));
+      else {
+        this.line.remove();
+        say(t("upload.taken", { name: this.file.name }));
+      }
       refresh();
       return;
     }
@@ -102,9 +104,14 @@ class UploadLine {
   }
 
   async fail(problem) {
-    const away = h("button", { type: "button", class: "quiet", onclick: () => this.line.remove() }, t("close"));
     const name = h("span", { class: "title", dir: "auto" }, this.file.name);
-    this.line.replaceChildren(name, h("p", { class: "problem", role: "alert" }, ...problemText(problem)), away);
+    this.end(name, h("p", { class: "problem", role: "alert" }, ...problemText(problem)));
+  }
+
+  /** What is left to be said, until it is closed. */
+  end(...said) {
+    const away = h("button", { type: "button", class: "quiet", onclick: () => this.line.remove() }, t("close"));
+    this.line.replaceChildren(said[0], away, ...said.slice(1));
   }
 }
 
@@ -182,16 +189,19 @@ function heard(id, body) {
 
 function showProgress(element, { status, progress, page_count }) {
   const bar = $("progress", element);
+  // Its text was found, and another document is still being read.
+  const waits = status === "parsing" && progress.total && progress.done >= progress.total;
+  const shown = progress.total && !waits;
   bar.max = progress.total || 1;
-  if (progress.total) bar.value = progress.done;
+  if (shown) bar.value = progress.done;
   else bar.removeAttribute("value");
-  const parts = [known(`status.${status}`, status)];
-  if (progress.total) {
+  const parts = [waits ? t("status.queued") : known(`status.${status}`, status)];
+  if (shown) {
     const unit = progress.unit === "pages" ? "pages_of" : "tokens_of";
     parts.push(t(unit, { done: count(progress.done), total: count(progress.total) }));
   }
-  if (page_count && progress.unit !== "pages") parts.push(tn("pages", page_count));
-  if (progress.eta_s) parts.push(t("eta", { time: duration(1000 * progress.eta_s) }));
+  if (page_count && !(shown && progress.unit === "pages")) parts.push(tn("pages", page_count));
+  if (progress.eta_s) parts.push(t("eta", { time: duration(1000 * Math.ceil(progress.eta_s)) })); // a guess
   $(".reading-text", element).textContent = parts.join(" · ");
 }
 

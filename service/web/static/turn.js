@@ -2,6 +2,8 @@
 
 import { count, copy, duration, h, known, problemText, say, t, tn } from "./dom.js";
 
+const LONG_MS = 5000;
+
 export class TurnView {
   /** `open(place, button)` shows a page; `fork(id)` begins another conversation after an answer. */
   constructor(question, { open, fork }) {
@@ -15,21 +17,34 @@ export class TurnView {
   }
 
   add(text) {
+    clearTimeout(this.late);
     this.text.data += text;
   }
 
+  /** From now on it is waited for; when the first word takes long, that is said. */
+  expect() {
+    this.late = setTimeout(() => this.hint(t("answer.waits")), LONG_MS);
+  }
+
   wait(waiting) {
-    this.after.replaceChildren(...(waiting ? [h("p", { class: "hint" }, t("answer.reconnecting"))] : []));
+    if (waiting) this.hint(t("answer.reconnecting"));
+    else this.after.replaceChildren();
+  }
+
+  hint(text) {
+    this.after.replaceChildren(h("p", { class: "hint", role: "status" }, text));
   }
 
   /** `answer` is the body of `done`. */
   finish(answer) {
+    clearTimeout(this.late);
     this.answer.setAttribute("aria-busy", "false");
     this.answer.replaceChildren(...this.written(answer));
     this.after.replaceChildren(...this.notes(answer), ...this.sources(answer), this.foot(answer));
   }
 
   fail(problem) {
+    clearTimeout(this.late);
     this.answer.setAttribute("aria-busy", "false");
     this.answer.replaceChildren(this.text);
     if (!this.text.data) this.answer.hidden = true;

@@ -66,6 +66,31 @@ async def test_who_is_not_signed_in_is_led_to_the_form_and_back(client, person):
     part = await client.get("/app/documents", headers={**HTML, "HX-Request": "true"})
     assert part.status_code == 401
     assert 'value="/app/documents/doc_1"' in (await client.get(led.headers["location"])).text
+    led = await client.get("/app/ask?document=doc_1&document=doc_2", headers=HTML)
+    form = (await client.get(led.headers["location"])).text
+    assert 'name="next" value="/app/ask?document=doc_1&amp;document=doc_2"' in form
+
+
+async def test_a_page_says_whether_its_document_was_read(open_client, reader, upload, until):
+    reader.gate.clear()
+    async with open_client(read=reader) as client:
+        document_id = (await upload(client)).json()["id"]
+        page = (await client.get(f"/app/documents/{document_id}", headers=HTML)).text
+        assert "It is being read" in page
+        assert "was read already" not in page
+        reader.gate.set()
+        await until(client, document_id)
+        page = (await client.get(f"/app/documents/{document_id}", headers=HTML)).text
+        assert "was read already" in page
+
+
+async def test_the_switches_lead_back_to_where_one_is(client, made):
+    first = (await made(client))["id"]
+    second = (await made(client, data=b"The keeper of the light is Marta. " * 9))["id"]
+    path = f"/app/ask?document={first}&document={second}"
+    page = (await client.get(path, headers=HTML)).text
+    assert page.count(f'name="next" value="{path.replace("&", "&amp;")}"') == 2
+    assert f'href="{path.replace("&", "&amp;")}"' in page, "a new conversation is about the same documents"
 
 
 async def test_which_documents_are_asked_about_is_kept_on_the_way_through_the_form_and_the_switches(client, person):
