@@ -1,5 +1,6 @@
 """The application: use cases built in the lifespan, closed in reverse."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -38,12 +39,14 @@ def create_app(
 ) -> Litestar:
     """The API over `settings`; `given` parts are used as they are.
 
-    `app.state.services` holds the `Services` while the application runs, `failure` why it could not start.
+    `app.state.services` holds the `Services` while the application runs, `failure` why it could not start, `starting`
+    the task that starts it: cancelled, it gives up.
     """
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            app.state.starting = asyncio.current_task()
             try:
                 adapters = await open_adapters(stack, settings, given or Given())
                 services = app.state.services = await open_services(stack, adapters)
@@ -54,6 +57,7 @@ def create_app(
             except Exception as error:
                 app.state.failure = error
                 raise
+            app.state.starting = None
             yield
 
     metrics = Metrics()

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import sys
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -37,7 +38,7 @@ def run(settings: Settings, given: Given | None = None) -> int:
         server.run(sockets=[listening])
     if (failure := _foreseen(server.app)) is not None:
         raise failure
-    return 0 if server.started else 3
+    return 0 if server.started or server.told_to_end else 3
 
 
 def make_server(
@@ -85,6 +86,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.app = app
         self._address = address
+        self.told_to_end = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -92,6 +94,13 @@ class Server(uvicorn.Server):
             host, port = self._address
             shown = f"[{host}]" if ":" in host else host
             print(f"Preread listens on http://{shown}:{port}", file=sys.stderr, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self.told_to_end = True
+        # uvicorn heeds it once the start is over, and that may wait for a worker, or for a model, for minutes.
+        if (starting := self.app.state.get("starting")) is not None:
+            starting.get_loop().call_soon_threadsafe(starting.cancel)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn ends the lifespan only after every connection is closed, so streams must be told before.
@@ -123,11 +132,12 @@ def _foreseen(app: Litestar) -> Exception | None:
 
 
 def _told_by_run(app: Litestar) -> ASGIApplication:
-    """The application without the traceback it has for uvicorn's log when its start fails, if that is foreseen."""
+    """The application without the traceback it has for uvicorn's log when its start fails, if that is foreseen or was
+    wanted."""
 
     async def told(scope: Any, receive: Any, send: Any) -> None:
         async def shortened(message: Any) -> None:
-            if message["type"] == "lifespan.startup.failed" and _foreseen(app):
+            if message["type"] == "lifespan.startup.failed" and (_foreseen(app) or app.state.get("starting")):
                 message = {"type": message["type"], "message": ""}
             await send(message)
 

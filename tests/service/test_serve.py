@@ -154,3 +154,28 @@ def test_headers_are_bounded(tmp_path):
             with suppress(ConnectionResetError):
                 assert connection.recv(100).startswith(b"HTTP/1.1 400")
         assert client.get("/health/live").status_code == 200
+
+
+def test_it_can_be_stopped_while_it_waits_for_a_worker(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there: no Redis, no worker
+        environment = {
+            "PATH": os.defpath, "PREREAD_DATA_DIR": str(tmp_path), "PREREAD_ENGINE": "fake", "PREREAD_PORT": "0",
+            "PREREAD_FLEET_URL": f"redis://127.0.0.1:{taken.getsockname()[1]}/0",
+        }  # fmt: skip
+        command = [sys.executable, "-c", "from service.cli import main; main()", "serve"]
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        try:
+            said = ""
+            while "Redis cannot be asked for workers" not in said:
+                line = process.stderr.readline()
+                assert line, said
+                said += line
+            process.send_signal(signal.SIGTERM)
+            rest = process.communicate(timeout=30)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "Traceback" not in rest
+    assert "Redis cannot be asked" not in rest

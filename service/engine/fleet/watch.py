@@ -71,8 +71,9 @@ class Watch:
                 await self.remember()
                 self.down = False
             except LinkDown as error:
+                if not self.down:  # with every look it would fill the log
+                    log.warning("Redis cannot be asked for workers", reason=str(error))
                 self.down = True
-                log.warning("Redis cannot be asked for workers", reason=str(error))
             except Exception as error:
                 log.error("the workers could not be read", exc_info=error)
             self._on_change()
