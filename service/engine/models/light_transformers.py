@@ -44,10 +44,15 @@ def no_compiler() -> Iterator[None]:
         yield
         return
     sys.modules[_COMPILER] = _NoCompiler()
+    before = set(sys.modules)
     try:
         yield
     finally:
         del sys.modules[_COMPILER]
+        # The compiler's own import, should it come (exllamav2 asks for it), would take these for done, and miss them
+        # where it expects them: on itself.
+        for name in [name for name in sys.modules if name.startswith(_COMPILER + ".") and name not in before]:
+            del sys.modules[name]
 
 
 @contextmanager

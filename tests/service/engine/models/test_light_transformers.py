@@ -37,3 +37,20 @@ def test_the_engine_loads_neither_torchs_compiler_nor_its_distributed_tensors_an
     left_out, *others = json.loads(done.stdout)
     assert left_out == ["torch._dynamo", "torch.distributed.tensor", "triton", "boto3"]
     assert others == [True, True, True]
+
+
+PARTS = """
+import torch
+from service.engine.models.light_transformers import no_compiler
+with no_compiler():
+    import torch._dynamo.utils
+from torch.nn.attention.bias import causal_lower_right
+print(torch._dynamo.utils.dynamo_timed.__name__)
+"""
+
+
+def test_the_compiler_can_be_loaded_when_parts_of_it_were() -> None:
+    """What `import exllamav2` does on a card, after a version of transformers that asks for such a part."""
+    done = subprocess.run([sys.executable, "-c", PARTS], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["dynamo_timed"]
