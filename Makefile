@@ -8,7 +8,7 @@ MODEL := $(DATA)/models/demo
 ADAPTER := examples/demo_model/adapter/adapter_model.safetensors
 MADE_OF := adapter.cksum
 
-.PHONY: setup model demo serve servers test storms browser chaos fuzz check kernels docs bench clean
+.PHONY: setup model demo serve servers test long storms browser chaos fuzz check kernels docs bench clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -47,6 +47,11 @@ docs: $(VENV)/.run
 # Tests of the card's engine without a card: its kernels in Triton's interpreter, and compiled for every architecture.
 kernels: setup
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 3 --dist loadfile tests/service/engine/exl2_engine
+
+# The demo model on documents that are longer than its context, and on several at once.
+long: setup model
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PREREAD_TEST_MODEL="$(MODEL)" $(PY) -m pytest -q -n 3 --dist loadfile -m long \
+		tests/benchmarks tests/e2e tests/service/engine/host
 
 # Every fault of `make chaos` once.
 storms: setup servers

@@ -120,7 +120,7 @@ def test_the_page_and_the_plot_show_the_figures(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @torch.inference_mode()
 def test_selection_on_the_demo_model(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from service.engine.index_heads import load_index_heads
 from tests.e2e.long_text import with_facts
 from tests.e2e.server import Server
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(1800)]
 CONTEXT = 4096
 """Half of what the demo model has: what is longer is read and kept in the same way, and sooner."""
 CHARS_PER_TOKEN = 4.4

@@ -12,7 +12,7 @@ from tests.e2e.damaged import KEEPERS, Damaged, expect_right_and_tidy, story
 from tests.e2e.long_text import paragraphs
 from tests.e2e.server import Server, files_below
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(600)]
 TITLES = ("Lease of the boat house", "Report on the lighthouse", "Minutes of the garden club")
 FACTS = (
     ("The keeper of the Rosehill pump is Edda Malkin.", "The annual rent of the boat house is 8,400 pounds."),

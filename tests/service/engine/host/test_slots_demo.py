@@ -6,7 +6,7 @@ import pytest
 from service.engine.messages import BuildDone, BuildRequest, Retention
 from tests.service.engine.host.test_windowed_demo import DOC, QUESTIONS, Desk
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(600)]
 N_TOKENS = 1500
 CHOSEN = Retention(sink_tokens=16, summary_tokens=295, window_tokens=64, fetch_tokens=0)
 ENDS = Retention(sink_tokens=16, summary_tokens=0, window_tokens=359, fetch_tokens=0)

@@ -23,7 +23,7 @@ from service.engine.models.gate import gate_text
 from service.engine.prompt import PromptTemplate
 from service.engine.tokenizer import Tokenizer
 
-pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(600)]
 DOC = DocumentRef("own", "doc")
 FACT = "The keeper of the Rosehill pump is Edda Malkin, and its access code is KV-417."
 QUESTIONS = ("Who is the keeper of the Rosehill pump?", "What is the access code of the Rosehill pump?")
