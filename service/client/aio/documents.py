@@ -12,6 +12,7 @@ from service.client.aio.shares import AsyncShares
 from service.client.aio.transport import AsyncTransport
 from service.client.downloads import partial_file
 from service.client.models import Document, DocumentList, Page, Receipt, Uploaded
+from service.client.paging import one_by_one_async
 from service.client.sources import OnSent, opened
 from service.client.streams import DocumentFollowing, ready
 
@@ -67,19 +68,10 @@ class AsyncDocuments:
         following = DocumentFollowing(document_id, self._transport.patience, self._transport.url, timeout_s)
         return self._transport.follow(following)
 
-    async def list(self, *, shared: bool = False, page_size: int = 100) -> AsyncIterator[Document]:
+    def list(self, *, shared: bool = False, page_size: int = 100) -> AsyncIterator[Document]:
         """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see.
         What was iterated may be deleted meanwhile."""
-        some = await self.list_some(limit=page_size, shared=shared)
-        while some.has_more and some.data:
-            *first, last = some.data
-            for each in first:
-                yield each
-            # Before the last one is told: who gets it may delete it, and nothing goes on behind what is gone.
-            some = await self.list_some(limit=page_size, after=last.id, shared=shared)
-            yield last
-        for each in some.data:
-            yield each
+        return one_by_one_async(lambda after: self.list_some(limit=page_size, after=after, shared=shared))
 
     async def list_some(self, *, limit: int = 20, after: str | None = None, shared: bool = False) -> DocumentList:
         """`limit` of them (at most 100), behind the one with the id `after`."""

@@ -6,6 +6,7 @@ from service.client import calls
 from service.client.aio.shares import AsyncShares
 from service.client.aio.transport import AsyncTransport
 from service.client.models import Session, SessionDetail, SessionList
+from service.client.paging import one_by_one_async
 
 
 class AsyncSessions:
@@ -21,19 +22,10 @@ class AsyncSessions:
         ids = [document_ids] if isinstance(document_ids, str) else list(document_ids)
         return await self._transport.send(calls.create_session(ids, title, instructions))
 
-    async def list(self, *, shared: bool = False, page_size: int = 100) -> AsyncIterator[Session]:
+    def list(self, *, shared: bool = False, page_size: int = 100) -> AsyncIterator[Session]:
         """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see.
         What was iterated may be deleted meanwhile."""
-        some = await self.list_some(limit=page_size, shared=shared)
-        while some.has_more and some.data:
-            *first, last = some.data
-            for each in first:
-                yield each
-            # Before the last one is told: who gets it may delete it, and nothing goes on behind what is gone.
-            some = await self.list_some(limit=page_size, after=last.id, shared=shared)
-            yield last
-        for each in some.data:
-            yield each
+        return one_by_one_async(lambda after: self.list_some(limit=page_size, after=after, shared=shared))
 
     async def list_some(self, *, limit: int = 20, after: str | None = None, shared: bool = False) -> SessionList:
         """`limit` of them (at most 100), behind the one with the id `after`."""

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 from service.client import calls
 from service.client.downloads import partial_file
 from service.client.models import Document, DocumentList, Page, Receipt, Uploaded
+from service.client.paging import one_by_one
 from service.client.sources import OnSent, opened
 from service.client.streams import DocumentFollowing, ready
 from service.client.sync.shares import Shares
@@ -70,14 +71,7 @@ class Documents:
     def list(self, *, shared: bool = False, page_size: int = 100) -> Iterator[Document]:
         """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see.
         What was iterated may be deleted meanwhile."""
-        some = self.list_some(limit=page_size, shared=shared)
-        while some.has_more and some.data:
-            *first, last = some.data
-            yield from first
-            # Before the last one is told: who gets it may delete it, and nothing goes on behind what is gone.
-            some = self.list_some(limit=page_size, after=last.id, shared=shared)
-            yield last
-        yield from some.data
+        return one_by_one(lambda after: self.list_some(limit=page_size, after=after, shared=shared))
 
     def list_some(self, *, limit: int = 20, after: str | None = None, shared: bool = False) -> DocumentList:
         """`limit` of them (at most 100), behind the one with the id `after`."""

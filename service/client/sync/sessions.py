@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from service.client import calls
 from service.client.models import Session, SessionDetail, SessionList
+from service.client.paging import one_by_one
 from service.client.sync.shares import Shares
 from service.client.sync.transport import Transport
 
@@ -24,14 +25,7 @@ class Sessions:
     def list(self, *, shared: bool = False, page_size: int = 100) -> Iterator[Session]:
         """All of yours, newest first, fetched as they are iterated; with `shared` those of others that you may see.
         What was iterated may be deleted meanwhile."""
-        some = self.list_some(limit=page_size, shared=shared)
-        while some.has_more and some.data:
-            *first, last = some.data
-            yield from first
-            # Before the last one is told: who gets it may delete it, and nothing goes on behind what is gone.
-            some = self.list_some(limit=page_size, after=last.id, shared=shared)
-            yield last
-        yield from some.data
+        return one_by_one(lambda after: self.list_some(limit=page_size, after=after, shared=shared))
 
     def list_some(self, *, limit: int = 20, after: str | None = None, shared: bool = False) -> SessionList:
         """`limit` of them (at most 100), behind the one with the id `after`."""
