@@ -7,7 +7,7 @@ for the same.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -59,7 +59,7 @@ class Database:
                 await session.execute(text(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})"))
             yield UnitOfWork(session)
             with committing(is_elsewhere=not self.is_sqlite):
-                await session.commit()
+                await _whole(session.commit())
 
     async def ping(self) -> None:
         """Raises when the database does not answer."""
@@ -102,3 +102,15 @@ async def closing(session: AsyncSession) -> AsyncIterator[AsyncSession]:
             await session.invalidate()
         if not is_done:
             raise unavailable() from error
+
+
+async def _whole(commit: Coroutine[Any, Any, None]) -> None:
+    """To its end, also when who waits for it is cancelled: cut off between the commit and the connection's return to
+    the pool, all is stored, and the pool would report a broken connection."""
+    task = asyncio.create_task(commit)
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    task.result()

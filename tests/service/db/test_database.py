@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 
+import aiosqlite
 import pytest
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -36,6 +37,33 @@ async def sqlite(anyio_backend, tmp_path):
     database = Database(url)
     yield database
     await database.close()
+
+
+@pytest.mark.anyio
+async def test_who_is_cancelled_in_a_commit_leaves_neither_half_of_it_nor_a_broken_connection(
+    sqlite, monkeypatch, caplog
+):
+    given_back, rollback = asyncio.Event(), aiosqlite.Connection.rollback
+
+    async def slow(connection):
+        given_back.set()
+        await asyncio.sleep(0.05)
+        await rollback(connection)
+
+    async def write():
+        async with sqlite.writing() as uow:
+            await uow.documents.add(document())
+            monkeypatch.setattr(aiosqlite.Connection, "rollback", slow)
+
+    task = asyncio.create_task(write())
+    await given_back.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    monkeypatch.undo()
+    async with sqlite.reading() as uow:
+        assert await uow.documents.get("doc_1", "o") is not None
+    assert [record for record in caplog.records if record.name.startswith("sqlalchemy")] == []
 
 
 class Gone(Exception):
