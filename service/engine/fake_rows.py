@@ -52,7 +52,8 @@ class FakeDocument:
 
 @dataclass(slots=True)
 class FakeTail:
-    """`fetched`: the run [first, last) of its rows that are a document's."""
+    """`fetched`: the run [first, last) of its rows that are a document's. `answered`: which token of an answer follows
+    its last row, -1 where none was asked for."""
 
     rows: np.ndarray
     n_tokens: int = 0
@@ -62,6 +63,12 @@ class FakeTail:
     @property
     def n_fetched(self) -> int:
         return self.fetched[1] - self.fetched[0]
+
+    def cut(self, n_tokens: int) -> None:
+        """Forget all but the first `n_tokens` rows."""
+        self.answered = max(self.answered - (self.n_tokens - n_tokens), -1)
+        self.n_tokens = n_tokens
+        self.fetched = (min(self.fetched[0], n_tokens), min(self.fetched[1], n_tokens))
 
 
 class FakeRows:

@@ -52,6 +52,7 @@ class FakeRunner:
         max_context: int = 16384,
         sink_multiple: int = 1,
         ragged_slots: bool = True,
+        draft_tokens: int = 0,
         kv_type: KVType = KVType.K4V4,
         step_delay_s: float = 0.0,
         layer_delay_s: float = 0.0,
@@ -66,7 +67,7 @@ class FakeRunner:
         self.load_delay_s = load_delay_s
         self.layout = KVLayout(n_layers, n_kv_heads, 32, kv_type, block_tokens)
         limits = (max_context, chunk_tokens, n_slots, tail_tokens, vocab_size, sink_multiple, ragged_slots)
-        self.limits = RunnerLimits(*limits)
+        self.limits = RunnerLimits(*limits, draft_tokens)
         self.fingerprint = Fingerprint(
             weights=weights, quantization="none", tokenizer="fake", template="fake", rope="none",
             kv=f"{kv_type}-1", engine="fake-2", compute_dtype="float32", chunking=str(chunk_tokens),
@@ -247,8 +248,8 @@ class FakeRunner:
         tail = self._tails[slot]
         if n_tokens > tail.n_tokens:
             raise ValueError(f"cannot cut a tail of {tail.n_tokens} tokens to {n_tokens}")
-        tail.n_tokens = n_tokens
-        tail.fetched = (min(tail.fetched[0], n_tokens), min(tail.fetched[1], n_tokens))
+        self._kept.drop(slot, tail.n_tokens - n_tokens)
+        tail.cut(n_tokens)
 
     def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
         self._check_thread()
@@ -288,8 +289,10 @@ class FakeRunner:
         self.forwards.append([len(rows.tokens) for rows in batch])
         for rows in batch:
             if rows.slot in self._kept and self.watched_heads:
-                last = replace(rows, tokens=rows.tokens[-1:], refeed=False, logits_from=0)
-                self._kept.add([rows.slot], self.question_queries(last, self.watched_heads).permute(2, 0, 1, 3))
+                wanted = rows.tokens[rows.logits_from :]
+                of_wanted = replace(rows, tokens=wanted, refeed=rows.refeed and len(wanted) == len(rows.tokens))
+                queries = self.question_queries(of_wanted, self.watched_heads).permute(2, 0, 1, 3)
+                self._kept.add([rows.slot], queries, [len(wanted)])
         return [self._forward_one(rows) for rows in batch]
 
     def _complete(
@@ -322,13 +325,18 @@ class FakeRunner:
         return torch.stack(out) if out else torch.empty(0, self.limits.vocab_size)
 
     def _follow_script(self, tail: FakeTail, rows: Rows, out: list[torch.Tensor]) -> None:
-        """Raise the next scripted token after a prompt's last row and after each single row that follows."""
+        """Raise the next scripted token after a prompt's last row and after each row that follows, drafts among them:
+        several rows of which all logits are wanted are drafts when an answer is under way."""
         if not out or (rows.refeed and len(rows.tokens) == 1):
             tail.answered = -1
             return
-        tail.answered = 0 if len(rows.tokens) > 1 else tail.answered + 1
-        if self.script:
-            out[-1][self.script[min(tail.answered, len(self.script) - 1)]] += SCRIPT_LOGIT
+        is_prompt = rows.refeed or rows.logits_from > 0 or (len(rows.tokens) > 1 and tail.answered < 0)
+        if is_prompt:
+            tail.answered = -1
+        for of_row in out[-1:] if is_prompt else out:
+            tail.answered += 1
+            if self.script:
+                of_row[self.script[min(tail.answered, len(self.script) - 1)]] += SCRIPT_LOGIT
 
     def _check_refed(self, rows: Rows) -> None:
         document = rows.document

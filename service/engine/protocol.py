@@ -43,6 +43,9 @@ class RunnerLimits:
     """A document's sinks are a multiple of this many tokens, so that its segments begin at a block's first row."""
     ragged_slots: bool = False
     """Whether a document may have slots: rows that each head of each layer has for itself, another number in each."""
+    draft_tokens: int = 0
+    """Guessed tokens of one sequence in a step that are computed for little more than its one token; 0: speculation
+    does not pay on this runner."""
 
 
 class Resident(Protocol):
@@ -243,7 +246,10 @@ class Runner(Protocol):
 
     def tail_length(self, slot: int) -> int: ...
 
-    def truncate_tail(self, slot: int, n_tokens: int) -> None: ...
+    def truncate_tail(self, slot: int, n_tokens: int) -> None:
+        """Forget all but the first `n_tokens` rows of a tail; of a watched one also what was kept of the rows that
+        go."""
+        ...
 
     def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
         """Encode tokens [first, last) of a tail as blocks of at most `block_tokens` counted from `first`, and
@@ -265,11 +271,11 @@ class Runner(Protocol):
         ...
 
     def watch_tail(self, slot: int) -> None:
-        """From now on keep, of the last row of this tail in every forward, what `tail_looks` needs."""
+        """From now on keep, of every row of this tail whose logits a forward gives, what `tail_looks` needs."""
         ...
 
     def tail_looks(self, slot: int, document: Any, pieces: Sequence[int]) -> "Looks":
-        """Where the last rows of a watched tail looked, one row of each forward and as many as `pieces` sum up to: of
+        """Where the last rows of a watched tail looked whose logits were given, as many as `pieces` sum up to: of
         each piece of them. The document and the tail are as they were for the last of these rows. Ends the watch.
         Raises ValueError when fewer were watched."""
         ...

@@ -136,14 +136,13 @@ class Group:
 @dataclass(slots=True)
 class StepPlan:
     """New tokens of several sequences, each behind its document and its own tail. `scratch` is used by one plan at a
-    time. Of the layers in `taken` the queries of the last row of each sequence are put there, ``[heads, sequences,
-    head_dim]``."""
+    time. Of the layers in `taken` the queries of `rows` are put there, ``[heads, len(rows), head_dim]``."""
 
     groups: list[Group]
     rotation: Tensor | None
     scratch: Scratch = field(default_factory=Scratch)
     taken: dict[int, Tensor | None] = field(default_factory=dict)
-    _last: Tensor | None = None
+    rows: Tensor | None = None
     _queries: Tensor | None = None
     _steps: list["_GroupStep"] = field(default_factory=list)
 
@@ -173,10 +172,8 @@ class StepPlan:
 
     def _take(self, layer: int) -> None:
         assert self._queries is not None
-        if self._last is None:
-            ends = [m.first + m.n - 1 for group in self.groups for m in group.members]
-            self._last = torch.tensor(ends, device=self._queries.device)
-        self.taken[layer] = self._queries.index_select(1, self._last)
+        assert self.rows is not None
+        self.taken[layer] = self._queries.index_select(1, self.rows)
 
 
 class _GroupStep:

@@ -194,7 +194,9 @@ class TorchRunner:
         return self._tails[slot].length
 
     def truncate_tail(self, slot: int, n_tokens: int) -> None:
-        self._tails[slot].cut(n_tokens)
+        tail = self._tails[slot]
+        self._kept.drop(slot, tail.length - n_tokens)
+        tail.cut(n_tokens)
 
     def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
         k, v = self._tail_views(slot, first, last)
@@ -254,14 +256,16 @@ class TorchRunner:
             tokens.extend(rows.tokens)
         watched = [batch[i].slot for i in ordered] if any(rows.slot in self._kept for rows in batch) else []
         layers = {layer for layer, _ in self.watched_heads} if watched else ()
-        plan = StepPlan(groups, self._rotation, self._scratch, dict.fromkeys(layers))
-        logits = self._run(tokens, torch.cat(positions), plan, torch.cat(wanted))
+        all_wanted, counts = torch.cat(wanted), [len(w) for w in wanted]
+        taken = dict.fromkeys(layers), all_wanted.to(self.device) if layers else None
+        plan = StepPlan(groups, self._rotation, self._scratch, *taken)
+        logits = self._run(tokens, torch.cat(positions), plan, all_wanted)
         if layers:
-            self._kept.add(watched, watched_queries(plan.taken, self.watched_heads, self.layout.n_kv_heads))
+            self._kept.add(watched, watched_queries(plan.taken, self.watched_heads, self.layout.n_kv_heads), counts)
         for group in groups:
             for member in group.members:
                 member.tail.length += member.n - member.refeed
-        parts = logits.split([len(w) for w in wanted])
+        parts = logits.split(counts)
         return [part for _, part in sorted(zip(ordered, parts, strict=True), key=lambda pair: pair[0])]
 
     def _member(self, rows: Rows, first: int) -> SequenceRows:

@@ -10,7 +10,7 @@ from service.engine.watch.masses import HeadKeys
 
 
 def watched_queries(taken: Mapping[int, Tensor | None], heads: Sequence[tuple[int, int]], kv_heads: int) -> Tensor:
-    """``[sequences, len(heads), heads per KV head, head_dim]`` from what a `StepPlan` took of the layers of `heads`."""
+    """``[rows, len(heads), heads per KV head, head_dim]`` from what a `StepPlan` took of the layers of `heads`."""
     found: list[Tensor] = []
     for layer, head in heads:
         of_layer = taken[layer]

@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 class KeptQueries:
-    """Of each watched slot the queries of the last row of every forward, ``[n_heads, heads per KV head, head_dim]``."""
+    """Of each watched slot the queries of every row whose logits were wanted, in order: of each row ``[n_heads, heads
+    per KV head, head_dim]``."""
 
     def __init__(self) -> None:
         self._of_slot: dict[int, list[Tensor]] = {}
@@ -23,14 +24,21 @@ class KeptQueries:
     def __contains__(self, slot: int) -> bool:
         return slot in self._of_slot
 
-    def add(self, slots: Sequence[int], queries: Tensor) -> None:
-        """`queries`: ``[rows, n_heads, heads per KV head, head_dim]``, one row of each slot, kept as they are."""
-        for slot, of_slot in zip(slots, queries.unbind(), strict=True):
+    def add(self, slots: Sequence[int], queries: Tensor, counts: Sequence[int] | None = None) -> None:
+        """`queries`: ``[rows, n_heads, heads per KV head, head_dim]``, kept as they are: `counts` rows of each slot,
+        None for one of each."""
+        of_slots = queries.split(list(counts) if counts is not None else [1] * len(slots))
+        for slot, of_slot in zip(slots, of_slots, strict=True):
             if slot in self._of_slot:
-                self._of_slot[slot].append(of_slot)
+                self._of_slot[slot].extend(of_slot.unbind())
+
+    def drop(self, slot: int, n_rows: int) -> None:
+        """Forget the last `n_rows` of a slot, which were cut from its tail; fewer where fewer were kept."""
+        if n_rows > 0 and slot in self._of_slot:
+            del self._of_slot[slot][-n_rows:]
 
     def last(self, slot: int, n_rows: int) -> Tensor:
-        """Of the last `n_rows` forwards, ``[n_heads, heads per KV head, n_rows, head_dim]``. Raises ValueError when
+        """Of the last `n_rows` rows, ``[n_heads, heads per KV head, n_rows, head_dim]``. Raises ValueError when
         fewer were kept."""
         kept = self._of_slot.get(slot, [])
         if not 0 < n_rows <= len(kept):

@@ -74,3 +74,23 @@ def test_watching_changes_no_answer_and_only_what_is_watched_is_kept(runner, tok
         runner.free_document(document)
     for before, after in zip(*last, strict=True):
         assert torch.equal(before, after)
+
+
+def test_rows_of_rejected_drafts_are_forgotten(runner, token_ids, prefill):
+    prompt, given, wrong = token_ids(9, seed=9), token_ids(4, seed=10), token_ids(3, seed=11)
+    document, _ = prefill(runner, token_ids(300))
+    slots = [runner.new_tail() for _ in range(2)]
+    for slot in slots:
+        runner.watch_tail(slot)
+        runner.forward([Rows(slot, document, prompt, logits_from=8)])
+    for step in range(4):
+        runner.forward([Rows(slots[0], document, [given[step]])])
+    runner.forward([Rows(slots[1], document, [*given[:2], *wrong])])
+    runner.truncate_tail(slots[1], 11)
+    runner.forward([Rows(slots[1], document, given[2:])])
+    one, other = (runner.tail_looks(slot, document, PIECES) for slot in slots)
+    torch.testing.assert_close(one.document, other.document, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(one.tail, other.tail, rtol=1e-3, atol=1e-5)
+    for slot in slots:
+        runner.free_tail(slot)
+    runner.free_document(document)

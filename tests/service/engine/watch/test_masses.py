@@ -60,3 +60,19 @@ def test_queries_are_kept_for_watched_slots_only():
     kept.end(2)
     kept.end(2)
     assert 2 not in kept
+
+
+def test_rows_of_a_step_are_kept_in_order_and_dropped_from_the_end():
+    kept = KeptQueries()
+    kept.begin(2)
+    kept.add([1, 2], torch.arange(5.0).view(5, 1, 1, 1), [2, 3])
+    kept.drop(2, 2)
+    kept.add([2], torch.full((1, 1, 1, 1), 9.0))
+    assert kept.last(2, 2)[0, 0, :, 0].tolist() == [2, 9]
+    kept.drop(2, 0)
+    kept.drop(1, 3)
+    with pytest.raises(ValueError, match="2 rows of slot 2 were kept"):
+        kept.last(2, 3)
+    kept.drop(2, 7)
+    with pytest.raises(ValueError, match="0 rows"):
+        kept.last(2, 1)
