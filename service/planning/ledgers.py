@@ -1,5 +1,6 @@
 """The memory plan by the engine's own rules: on a card those of the exl2 engine, else those of the torch engine."""
 
+from service.engine.exl2_engine.graph_sizes import CONTEXTS, DRAFT_TOKENS, step_rows
 from service.engine.exl2_engine.ledger import Sizes, ledger_of
 from service.engine.ledger import CardMemory, Ledger
 from service.engine.torch_engine.ledger import ITEMSIZE, HostSizes, HostWeights, document_layout_nbytes, host_ledger
@@ -10,8 +11,6 @@ from service.planning.request import INDEX_NBYTES, Wanted, layout_of
 CONTEXT_NBYTES = 512 << 20
 """What CUDA's context takes of a card when a process makes one."""
 EXL2_ROPE_ROWS = 256
-GRAPH_ROWS = (1, 2, 4, 8, 16, 32, 64)
-GRAPH_CONTEXTS = 4
 EXL2_DQ_STEP = 128
 
 
@@ -43,8 +42,8 @@ def _on_card(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
         tail_tokens=wanted.tail_tokens,
         rope_rows=EXL2_ROPE_ROWS,
         max_dq_elements=model.footprint.largest_matrix + EXL2_DQ_STEP * widest,
-        graph_rows=(*(n for n in GRAPH_ROWS if n < wanted.users), wanted.users),
-        graph_contexts=GRAPH_CONTEXTS,
+        graph_rows=tuple(step_rows(wanted.users, DRAFT_TOKENS)),
+        graph_contexts=len(CONTEXTS) + 2,
         index_nbytes=INDEX_NBYTES if wanted.is_windowed or (model.kind != "dimensions" and model.index_heads) else 0,
         reserve_nbytes=wanted.reserve_nbytes,
     )

@@ -16,13 +16,15 @@ from torch.nn import functional
 
 from service.engine.exl2_engine.documents import DocumentModel
 from service.engine.exl2_engine.exllama_loading import load_modules
-from service.engine.exl2_engine.few_rows import FEW_ROWS, LayerProducts, ProductChoice, all_products
+from service.engine.exl2_engine.few_rows import FEW_ROWS, LayerProducts, ProductChoice, all_ours, all_products
 from service.engine.exl2_engine.model import UnsupportedModel
 from service.engine.exl2_engine.spec import ModelSpec, read_spec
 
 TUNING_CALLS = 201
 """The EXL2 product measures the first 200 calls of each shape of up to 4 rows, waiting for the card, then decides
 (q_gemm.cu, AT_NUM_MEASURE). A wait invalidates a capture, so shapes must be decided before."""
+_TUNED_ROWS = 4
+"""Rows that its product multiplies at a time: it reads a matrix once for each four."""
 _MOST = 65504.0
 """Largest FP16 number."""
 
@@ -66,6 +68,12 @@ class ExllamaModel:
         spec = read_spec(model_dir)
         with torch.inference_mode():
             return cls(spec, load_modules(model_dir, spec, max_rows, max_dq_elements), max_rows, product)
+
+    @property
+    def cheap_rows(self) -> int:
+        """The head is left out: it is a twentieth of the weights."""
+        of_layers = [linear.q_handle is None for linear in list(self.linears())[:-1]]
+        return FEW_ROWS if all(of_layers) or (self._few and all(map(all_ours, self._few))) else _TUNED_ROWS
 
     @property
     def for_documents(self) -> DocumentModel:

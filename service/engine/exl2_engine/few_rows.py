@@ -85,6 +85,11 @@ def all_products(attentions: Iterable[Any], mlps: Iterable[Any], choice: Product
     return layers
 
 
+def all_ours(layer: LayerProducts) -> bool:
+    """Whether no matrix of a layer is left to exllamav2."""
+    return None not in (layer.qkv, layer.out, layer.gate_up, layer.down)
+
+
 def _product(*linears: Any, gptq: bool) -> "Product | None":
     from service.engine.exl2_engine.products import Product
 

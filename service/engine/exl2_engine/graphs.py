@@ -1,10 +1,10 @@
-"""Decode steps as CUDA graphs: a step of one row per sequence is some 800 launches, and replaying them as one saves
-the time between them.
+"""Decode steps as CUDA graphs: a step of a few rows is some 800 launches, and replaying them as one saves the time
+between them.
 
-A graph is captured for a number of rows and a bound on the documents' lengths; what a step has less is padding. Steps
-in which a document has slots take graphs of their own, of the largest bound, so that others pay nothing for them. The
-lengths themselves, like everything else of a step, are read on the card. All graphs share one memory pool: they
-never run at the same time.
+A graph is captured for a number of rows and a bound on the documents' lengths; what a step has less is padding. Whose
+the rows are is nothing to it: a sequence has one, or its last token and drafts behind it. Steps in which a document has
+slots take graphs of their own, of the largest bound, so that others pay nothing for them. The lengths themselves, like
+everything else of a step, are read on the card. All graphs share one memory pool: they never run at the same time.
 """
 
 import logging
@@ -14,13 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from service.engine.exl2_engine.graph_sizes import CONTEXTS, ROWS, bounds
 from service.engine.exl2_engine.rows import PackedStep, RowPlan, StepShape, pack, unpack
 
 log = logging.getLogger(__name__)
-
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-CONTEXTS = (4096, 32768)
-"""Bounds on documents' tokens besides the largest document: how many parts a document is cut into follows from it."""
 
 Body = Callable[[PackedStep], Tensor]
 """A step's logits ``[R, vocab]`` from its tensors."""
@@ -39,7 +36,8 @@ class DecodeGraphs:
     """Captured decode steps of up to `max_rows` rows on documents of up to `max_tokens` tokens.
 
     `body` computes a step; `capture` makes it repeatable, on a card `CudaCapture`. What could not be captured runs as
-    it is: `failure` then says why. `n_replayed` and `n_declined` count steps; those that fit no graph are declined.
+    it is: `failure` then says why. `n_replayed` and `n_declined` count steps; those that fit no graph, and those that do
+    not want every row's logits, are declined.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class DecodeGraphs:
         return replay()[: plan.n_rows]
 
     def _shape_for(self, plan: RowPlan) -> StepShape | None:
-        if plan.n_rows != len(plan.n_wanted) or plan.n_rows != len(plan.wanted):
+        if plan.n_rows != len(plan.wanted):
             return None
         tokens = max((256 * len(d.block_ids) for d in plan.documents if d), default=0)
         n_rows = next((n for n in self._rows if n >= plan.n_rows), None)
@@ -107,11 +105,6 @@ class DecodeGraphs:
         except RuntimeError as error:
             self.failure = f"{type(error).__name__}: {error}"
             log.warning("decode steps run without a CUDA graph: capturing %s failed", shape, exc_info=error)
-
-
-def bounds(steps: tuple[int, ...], most: int) -> list[int]:
-    """Those of `steps` below `most`, and `most`: sizes that graphs are made for."""
-    return [n for n in steps if n < most] + [most]
 
 
 class CudaGraphStep:

@@ -14,7 +14,8 @@ from service.engine.exl2_engine.cards import check_card
 from service.engine.exl2_engine.exllama_loading import ROPE_ROWS
 from service.engine.exl2_engine.few_rows import ProductChoice
 from service.engine.exl2_engine.footprint import weights_footprint
-from service.engine.exl2_engine.graphs import CONTEXTS, ROWS, CudaCapture, DecodeGraphs, bounds
+from service.engine.exl2_engine.graph_sizes import CONTEXTS, DRAFT_ROWS, step_rows
+from service.engine.exl2_engine.graphs import CudaCapture, DecodeGraphs
 from service.engine.exl2_engine.ledger import RESERVE_NBYTES, Sizes, plan_memory
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, block_nbytes
@@ -37,8 +38,9 @@ class Options:
     """What an operator chose. `max_context` 0 is the model's own, as much of it as fits. `pool_nbytes` None takes all
     that is left of a card; on a CPU it must be given. `graphs`: capture decode steps, on a card.
 
-    `max_rows`: sequences in one step, for which graphs are captured. `index_nbytes`: of a card, for the indexes of
-    windowed documents. `watched_heads`: pairs of layer and KV head by which is told where answers look.
+    `max_rows`: sequences in one step, for which graphs are captured. `draft_tokens`: guessed tokens of a sequence that
+    a step may check, if that is cheap with this model's matrices; 0 for none. `index_nbytes`: of a card, for the indexes
+    of windowed documents. `watched_heads`: pairs of layer and KV head by which is told where answers look.
     """
 
     kv_type: KVType
@@ -46,6 +48,7 @@ class Options:
     tail_tokens: int = 2048
     max_context: int = 0
     max_rows: int = 8
+    draft_tokens: int = 0
     chunk_tokens: int = CHUNK_TOKENS
     backend: Choice = "auto"
     product: ProductChoice = "auto"
@@ -108,7 +111,13 @@ def make_runner(
         chunk_tokens=options.chunk_tokens,
         watched_heads=options.watched_heads,
     )
-    runner.limits = replace(runner.limits, max_context=min(card.max_context, n_blocks * layout.block_tokens))
+    cheap = min(model.cheap_rows, DRAFT_ROWS)
+    runner.limits = replace(
+        runner.limits,
+        max_context=min(card.max_context, n_blocks * layout.block_tokens),
+        draft_tokens=min(options.draft_tokens, cheap - 1),
+        draft_rows=cheap,
+    )
     if place.type == "cuda":
         warm_up(runner, model)
     if place.type == "cuda" and options.graphs:
@@ -117,13 +126,14 @@ def make_runner(
 
 
 def capture_steps(runner: Exl2Runner, model: DecoderModel, options: Options) -> None:
-    """Capture decode steps of up to `max_rows` rows on documents as long as may be."""
+    """Capture decode steps of up to `max_rows` rows, and of drafts behind them, on documents as long as may be."""
+    rows = step_rows(options.max_rows, runner.limits.draft_tokens, runner.limits.draft_rows)
     longest = min(runner.limits.max_context, runner.pool.n_blocks * runner.layout.block_tokens)
     graphs = DecodeGraphs(
         runner.step_logits,
         CudaCapture(model.device),
         model.device,
-        max_rows=options.max_rows,
+        max_rows=rows[-1],
         max_tokens=longest,
         max_tail=options.tail_tokens,
     )
@@ -164,7 +174,7 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -
         chunk_tokens=options.chunk_tokens,
         rope_rows=ROPE_ROWS,
         max_dq_elements=dq_elements(model_dir, card),
-        graph_rows=tuple(bounds(ROWS, options.max_rows)) if options.graphs else (),
+        graph_rows=tuple(step_rows(options.max_rows, options.draft_tokens)) if options.graphs else (),
         graph_contexts=len(CONTEXTS) + 2,
         piece_tokens=PIECE_TOKENS,
         replay_scores=SCORES,

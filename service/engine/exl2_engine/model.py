@@ -15,7 +15,7 @@ from service.engine.models.errors import ModelError
 
 class DecoderModel(Protocol):
     """A decoder with its weights on a device. `scale`: of attention scores. `dtype`: of everything that goes in and
-    out but the ids."""
+    out but the ids. `cheap_rows`: rows that take about as long as one, the weights being read once for all of them."""
 
     n_layers: int
     n_heads: int
@@ -26,6 +26,9 @@ class DecoderModel(Protocol):
     scale: float
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def cheap_rows(self) -> int: ...
 
     def settle(self, row_counts: Iterable[int]) -> None:
         """Do now what the first forwards of these numbers of rows would do once, such as measuring kernels: nothing

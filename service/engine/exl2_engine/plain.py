@@ -45,6 +45,8 @@ class Layer:
 class PlainModel:
     """Attributes and methods are those of `DecoderModel`."""
 
+    cheap_rows = 32
+
     def __init__(self, spec: ModelSpec, get: Get, dtype: torch.dtype, device: torch.device | str) -> None:
         """`get` is called once for each tensor that is needed. Raises what it raises for a name it does not know."""
         self.spec = spec

@@ -20,8 +20,7 @@ _ALIGN = 32
 class RowPlan:
     """A forward on the host: lists of R rows, of G groups, and which parts of the wanted rows are whose.
 
-    `order[i]`: which sequence of the batch is at place i. `n_wanted[i]`: its wanted rows, `last_rows[i]`: its
-    last row.
+    `order[i]`: which sequence of the batch is at place i. `n_wanted[i]`: its wanted rows.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -34,7 +33,6 @@ class RowPlan:
     wanted: list[int] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     n_wanted: list[int] = field(default_factory=list)
-    last_rows: list[int] = field(default_factory=list)
 
     @property
     def n_rows(self) -> int:
@@ -82,7 +80,6 @@ def _add(plan: RowPlan, rows: Rows, tails: Tails) -> None:
     plan.tail_end.extend([0] * refeed + list(range(length + 1, length + 1 + n - refeed)))
     plan.wanted.extend(range(first + rows.logits_from, first + n))
     plan.n_wanted.append(max(n - rows.logits_from, 0))
-    plan.last_rows.append(first + n - 1)
 
 
 class StepShape(NamedTuple):

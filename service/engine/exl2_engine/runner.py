@@ -16,7 +16,7 @@ from cache_store.pieces import Buffers
 from service.engine.exl2_engine.backend import KVBackend
 from service.engine.exl2_engine.copies import CopyStream
 from service.engine.exl2_engine.export import Export, Pace
-from service.engine.exl2_engine.graphs import ROWS as GRAPH_ROWS
+from service.engine.exl2_engine.graph_sizes import ROWS as GRAPH_ROWS
 from service.engine.exl2_engine.graphs import DecodeGraphs
 from service.engine.exl2_engine.host_copies import BlockCopies
 from service.engine.exl2_engine.host_memory import HostMemory
@@ -254,6 +254,7 @@ class Exl2Runner:
         return self._tails.length(slot)
 
     def truncate_tail(self, slot: int, n_tokens: int) -> None:
+        self._watched.kept.drop(slot, max(self._tails.length(slot) - n_tokens, 0))
         self._tails.truncate(slot, n_tokens)
 
     @torch.inference_mode()
@@ -309,23 +310,25 @@ class Exl2Runner:
         plan = plan_rows(batch, self._tails)
         slots = [batch[i].slot for i in plan.order]
         watched = self._watched.watches(slots)
-        logits = self.graphs.run(plan) if self.graphs is not None else None
+        logits, queries = self.graphs.run(plan) if self.graphs is not None else None, self._watched.captured
         if logits is None:
-            logits = self._eager(plan, watched)
-        if watched:
-            self._watched.keep(slots)
+            queries = self._watched.room(len(plan.wanted)) if watched else None
+            logits = self._eager(plan, queries)
+        if watched and queries is not None:
+            self._watched.keep(slots, queries, plan.n_wanted)
         host = self._to_host(logits)
         for rows in batch:
             self._tails.extend(rows.slot, len(rows.tokens) - rows.refeed)
         return plan.by_sequence(host)
 
-    def _eager(self, plan: RowPlan, watched: bool) -> Tensor:
-        """Logits FP32 ``[wanted, vocab]`` on the device; on the host when they are many."""
+    def _eager(self, plan: RowPlan, queries: Tensor | None) -> Tensor:
+        """Logits FP32 ``[wanted, vocab]`` on the device; on the host when they are many. `queries` gets the wanted
+        rows' queries of watched heads."""
         shape = StepShape.of(plan)
         packed = self._packed(plan, shape)
-        last = self._to_device(torch.tensor(plan.last_rows)) if watched else None
-        x = self.hidden(packed, partial(self._watched.take, rows=last) if watched else None)
-        wanted = x.index_select(0, packed.wanted[: len(plan.wanted)])
+        rows = packed.wanted[: len(plan.wanted)]
+        take = None if queries is None else partial(self._watched.take, into=queries, rows=rows)
+        wanted = self.hidden(packed, take).index_select(0, rows)
         if not len(wanted):
             return torch.empty((0, self._model.vocab_size), device=self.device)
         if len(wanted) <= HEAD_ROWS:
@@ -366,7 +369,8 @@ class Exl2Runner:
 
     def step_logits(self, packed: PackedStep) -> Tensor:
         """Logits FP32 ``[R, vocab]`` of every row: the body of a captured decode step."""
-        return self._model.head(self.hidden(packed, self._watched.take)).float()
+        take = partial(self._watched.take, into=self._watched.captured)
+        return self._model.head(self.hidden(packed, take)).float()
 
     def _to_device(self, host: Tensor) -> Tensor:
         if not self._on_card:

@@ -1,6 +1,6 @@
 """What is needed to tell where answers look: queries out of a step, keys out of the pool and the tails.
 
-A decode step copies the queries of a few heads to a tensor that stays in place, so that it can be captured in a graph.
+A captured decode step copies the queries of a few heads to a tensor that stays in place, for the graph to find it.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from service.engine.watch.queries import KeptQueries
 
 
 class WatchedHeads:
-    """The queries of `heads`, pairs of layer and KV head, of the step that was computed last: of each of its rows, or
-    of those that were named, at most `max_rows`; and what was kept of them for the tails that are watched."""
+    """The queries of `heads`, pairs of layer and KV head, out of steps; and what was kept of them for the tails that
+    are watched. `captured`: those of all rows of the step that was captured and ran last, at most `max_rows`."""
 
     def __init__(self, heads: Sequence[tuple[int, int]], model: DecoderModel, max_rows: int) -> None:
         """Raises ValueError for heads that the model has not."""
@@ -30,23 +30,26 @@ class WatchedHeads:
         self.kept = KeptQueries()
         self._kv_heads = model.n_kv_heads
         shape = (max_rows, len(heads), model.n_heads // model.n_kv_heads, model.head_dim)
-        self._queries = torch.zeros(shape, dtype=model.dtype, device=model.device)
+        self.captured = torch.zeros(shape, dtype=model.dtype, device=model.device)
 
-    def take(self, layer: int, q: Tensor, rows: Tensor | None = None) -> None:
-        """Of a layer's queries ``[R, n_heads, head_dim]``; `rows` int64 on the device, None for all. Of more than
-        `max_rows` only the first ones."""
+    def room(self, n_rows: int) -> Tensor:
+        """Memory for the queries of a step that is not captured."""
+        return self.captured.new_empty((n_rows, *self.captured.shape[1:]))
+
+    def take(self, layer: int, q: Tensor, into: Tensor, rows: Tensor | None = None) -> None:
+        """Put a layer's queries ``[R, n_heads, head_dim]`` there; `rows` int64 on the device, None for all."""
         for place, (of_layer, head) in enumerate(self.heads):
             if of_layer == layer:
                 of_head = q.unflatten(1, (self._kv_heads, -1))[:, head]
                 wanted = of_head if rows is None else of_head.index_select(0, rows)
-                self._queries[: len(wanted), place].copy_(wanted[: len(self._queries)])
+                into[: len(wanted), place].copy_(wanted)
 
     def watches(self, slots: Sequence[int]) -> bool:
         return bool(self.heads) and any(slot in self.kept for slot in slots)
 
-    def keep(self, slots: Sequence[int]) -> None:
-        """Keep the step's queries, one row of each slot in this order, for those that are watched."""
-        self.kept.add(slots, self._queries[: len(slots)].clone())
+    def keep(self, slots: Sequence[int], queries: Tensor, counts: Sequence[int]) -> None:
+        """Keep a step's queries for the tails that are watched: `counts` rows of each slot, in this order."""
+        self.kept.add(slots, queries[: sum(counts)].clone(), counts)
 
 
 def head_keys(pool: BlockPool, document: Document, tails: Tails, slot: int, layer: int, head: int) -> HeadKeys:

@@ -91,7 +91,7 @@ def test_shapes_are_guessed_near_those_that_models_have() -> None:
 
 def test_a_plan_counts_as_the_engine_does() -> None:
     """The engine's own constants are beside torch, which a plan does not import."""
-    from service.engine.exl2_engine import exllama_loading, graphs, prefill_attention, replay, runner, tail_records
+    from service.engine.exl2_engine import exllama_loading, prefill_attention, replay, runner, tail_records
     from service.engine.exl2_engine.ledger import Sizes
     from service.engine.factory import EngineConfig
     from service.engine.torch_engine.ledger import CHUNK_TOKENS
@@ -100,8 +100,6 @@ def test_a_plan_counts_as_the_engine_does() -> None:
 
     sizes, config = Sizes(max_context=1, n_slots=1, tail_tokens=1), EngineConfig(store_dir="")
     assert ledgers.EXL2_ROPE_ROWS == exllama_loading.ROPE_ROWS
-    assert ledgers.GRAPH_ROWS == graphs.ROWS
-    assert len(graphs.CONTEXTS) + 2 == ledgers.GRAPH_CONTEXTS
     assert sizes.chunk_tokens == runner.CHUNK_TOKENS
     assert sizes.logit_rows == runner.HEAD_ROWS
     assert sizes.piece_tokens == prefill_attention.PIECE_TOKENS

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cache_store.layout import KVType
-from service.engine.exl2_engine.graphs import DecodeGraphs, Repeat, bounds
+from service.engine.exl2_engine.graphs import DecodeGraphs, Repeat
 from service.engine.protocol import Rows
 
 
@@ -56,8 +56,6 @@ def test_there_is_one_graph_for_each_number_of_rows_and_bound_on_documents(runne
     _, graphed = runners(max_tokens=40_000)
     assert graphed.graphs.rows == [1, 2, 4, 6]
     assert graphed.graphs.n_graphs == 4 * (3 + 1)
-    assert bounds((1, 2, 4), 4) == [1, 2, 4]
-    assert bounds((1, 2, 4), 3) == [1, 2, 3]
 
 
 def test_other_steps_are_declined(runners, ids, read_document):
