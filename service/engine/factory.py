@@ -225,6 +225,7 @@ def _plan_memory(config: EngineConfig, card: "ModelCard", dtype: str) -> None:
 
 
 def _exl2_parts(config: EngineConfig) -> _Parts:
+    from service.engine.exl2_engine.graph_sizes import DRAFT_TOKENS
     from service.engine.exl2_engine.loading import Options, load_runner
     from service.engine.index_heads import load_index_heads
 
@@ -237,6 +238,7 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         tail_tokens=config.tail_tokens,
         max_context=config.max_context,
         max_rows=config.max_batch,
+        draft_tokens=DRAFT_TOKENS,
         backend=config.attention_backend,
         product=config.product,
         index_nbytes=config.index_budget_nbytes if index_heads else 0,

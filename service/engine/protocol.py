@@ -46,6 +46,9 @@ class RunnerLimits:
     draft_tokens: int = 0
     """Guessed tokens of one sequence in a step that are computed for little more than its one token; 0: speculation
     does not pay on this runner."""
+    draft_rows: int = 0
+    """Rows of a step, those of all sequences together, up to which guessed tokens are computed for little more; 0 for
+    no bound beside `draft_tokens`."""
 
 
 class Resident(Protocol):

@@ -36,8 +36,8 @@ class DecodeGraphs:
     """Captured decode steps of up to `max_rows` rows on documents of up to `max_tokens` tokens.
 
     `body` computes a step; `capture` makes it repeatable, on a card `CudaCapture`. What could not be captured runs as
-    it is: `failure` then says why. `n_replayed` and `n_declined` count steps; those that fit no graph, and those that do
-    not want every row's logits, are declined.
+    it is: `failure` then says why. `n_replayed` and `n_declined` count steps; those that fit no graph are declined, and
+    those that do not want every row's logits.
     """
 
     def __init__(

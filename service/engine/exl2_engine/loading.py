@@ -39,8 +39,8 @@ class Options:
     that is left of a card; on a CPU it must be given. `graphs`: capture decode steps, on a card.
 
     `max_rows`: sequences in one step, for which graphs are captured. `draft_tokens`: guessed tokens of a sequence that
-    a step may check, if that is cheap with this model's matrices; 0 for none. `index_nbytes`: of a card, for the indexes
-    of windowed documents. `watched_heads`: pairs of layer and KV head by which is told where answers look.
+    a step may check, if that is cheap with this model's matrices; 0 for none. `index_nbytes`: of a card, for the
+    indexes of windowed documents. `watched_heads`: pairs of layer and KV head by which is told where answers look.
     """
 
     kv_type: KVType

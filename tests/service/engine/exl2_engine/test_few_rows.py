@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from service.engine.exl2_engine.few_rows import all_products, layer_products
+from service.engine.exl2_engine.few_rows import all_ours, all_products, layer_products
 from tests.service.engine.exl2_engine.product_cases import exl2, gptq, inputs
 
 HIDDEN, WIDE = 128, 192
@@ -64,6 +64,8 @@ def test_what_ours_does_not_cover_stays_with_exllamav2(left):
     assert not layer.add_mlp(x)
     assert torch.equal(x, before)
     assert layer.add_attention(inputs(2, HIDDEN), x)
+    assert not all_ours(layer)
+    assert all_ours(layer_products(modules()[0], modules()[0]))
 
 
 @pytest.mark.parametrize(

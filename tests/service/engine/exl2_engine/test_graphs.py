@@ -31,7 +31,8 @@ def decode(runner, texts, ids, read_document, n_steps=4):
     slots = [runner.new_tail() for _ in texts]
     found = []
     for slot, text in zip(slots, texts, strict=True):
-        runner.forward([Rows(slot, documents[order.index(text)], ids(3 + slot, seed=slot))])
+        prompt = ids(3 + slot, seed=slot)
+        runner.forward([Rows(slot, documents[order.index(text)], prompt, logits_from=len(prompt) - 1)])
     for step in range(n_steps):
         tokens = ids(len(texts), seed=50 + step)
         batch = [
@@ -61,8 +62,8 @@ def test_there_is_one_graph_for_each_number_of_rows_and_bound_on_documents(runne
 def test_other_steps_are_declined(runners, ids, read_document):
     _, graphed = runners()
     slots = [graphed.new_tail() for _ in range(2)]
-    graphed.forward([Rows(slots[0], None, ids(5))])
-    graphed.forward([Rows(slots[0], None, ids(1)), Rows(slots[1], None, ids(2))])
+    graphed.forward([Rows(slots[0], None, ids(7))])
+    graphed.forward([Rows(slots[0], None, ids(1)), Rows(slots[1], None, ids(2), logits_from=1)])
     graphed.forward([Rows(slots[0], None, ids(1), logits_from=1), Rows(slots[1], None, ids(1))])
     assert (graphed.graphs.n_replayed, graphed.graphs.n_declined) == (0, 3)
 

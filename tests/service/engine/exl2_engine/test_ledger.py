@@ -6,6 +6,7 @@ import pytest
 
 from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine.footprint import MIB, reserved_nbytes, weights_footprint
+from service.engine.exl2_engine.graph_sizes import step_rows
 from service.engine.exl2_engine.ledger import Sizes, plan_memory
 from service.engine.exl2_engine.meter import Mark, compare, error
 from service.engine.ledger import GIB, CardMemory, MemoryPlanRefused
@@ -162,7 +163,9 @@ def test_more_at_once_takes_more_memory() -> None:
     base = taken()
     assert taken(n_slots=10) - base == 2048 * 64 * 8 * 128 * 2 * 2
     assert taken(chunk_tokens=8192) > base
-    assert taken(graph_rows=(1, 2, 4, 8, 16)) > base > taken(graph_rows=())
+    assert taken(graph_rows=tuple(step_rows(8, 0))) == base > taken(graph_rows=())
+    more = 16 * (6 * 152064 * SIZES.graph_contexts + 4 * (8 + 128) * 40 * 129) - 4 * 8 * (8 + 128) * 40 * 129
+    assert taken(graph_rows=tuple(step_rows(8, 7))) - base == pytest.approx(more, rel=0.2)
     assert taken(max_dq_elements=1 << 20) < base
     assert taken(index_nbytes=512 * MIB) - base == 512 * MIB
     assert taken(share_head=False) == base  # this head is not the embedding
