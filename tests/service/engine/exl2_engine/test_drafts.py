@@ -72,8 +72,9 @@ def test_drafts_change_no_logits(runner_of, ids, read_document, texts, kv_type, 
 
 @pytest.mark.parametrize("kv_type", list(KVType))
 def test_the_torch_engine_gives_the_same(runner_of, tiny_dir, ids, read_document, texts, kv_type):
-    options = {"n_slots": 6, "tail_tokens": 256, "chunk_tokens": 512}
-    theirs = TorchRunner.load(tiny_dir, kv_type=kv_type, compute_dtype="float32", **options)
+    theirs = TorchRunner.load(
+        tiny_dir, kv_type=kv_type, compute_dtype="float32", n_slots=6, tail_tokens=256, chunk_tokens=512
+    )
     expected, _, _ = answered(theirs, ids, read_document, texts, STEPS)
     found, _, _ = answered(runner_of(kv_type, graphed=True), ids, read_document, texts, STEPS)
     for got, one in zip(found, expected, strict=True):
