@@ -8,7 +8,7 @@ MODEL := $(DATA)/models/demo
 ADAPTER := examples/demo_model/adapter/adapter_model.safetensors
 MADE_OF := adapter.cksum
 
-.PHONY: setup model demo serve servers test long storms browser chaos fuzz check kernels docs bench clean
+.PHONY: setup model demo serve servers test long storms browser chaos fuzz check kernels docs bench bench-docs clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -91,6 +91,13 @@ fuzz: setup
 bench: model
 	$(PY) benchmarks/resume.py --write
 	$(PY) benchmarks/decode_parts.py --write
+
+# What docs/bench.md shows, on a quiet machine: under eight minutes on two cores. NAME is that of the files in docs/bench,
+# ARGS are for `preread bench`.
+bench-docs: model
+	$(VENV)/bin/preread bench --minutes 6 --out docs/bench/$(or $(NAME),cpu-$(shell nproc)-cores).json \
+		--svg docs/bench/$(or $(NAME),cpu-$(shell nproc)-cores).svg $(ARGS)
+	$(PY) scripts/write_docs.py
 
 clean:
 	rm -rf $(VENV) .demo

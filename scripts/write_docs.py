@@ -6,10 +6,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from reference.bench import bench_page  # noqa: E402
 from reference.rest import rest_page  # noqa: E402
 from reference.settings import env_example, settings_page  # noqa: E402
 
 PAGES = {
+    "docs/bench.md": bench_page,
     "docs/rest-reference.md": rest_page,
     "docs/settings.md": settings_page,
     ".env.example": env_example,

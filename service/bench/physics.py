@@ -18,7 +18,8 @@ from service.settings import Settings
 @dataclass(frozen=True, slots=True)
 class Physics:
     """Ceilings and sizes: GB/s and 10^12 operations a second; bytes of weights that a step reads, and of a row of KV as
-    it reads it and as a snapshot stores it; operations of a token, without context and for a row of it."""
+    it reads it and as a snapshot stores it; operations of a token, without context and for a row of it. `host_gbps`:
+    from host memory to a card."""
 
     bandwidth_gbps: float
     tflops: float
@@ -28,6 +29,7 @@ class Physics:
     token_flops: float
     row_flops: float
     vocab_size: int
+    host_gbps: float = 0.0
 
     def step(self, context: int, users: int, documents: int) -> tuple[float, float]:
         """Bytes and operations of a decode step of `users` on `documents` of `context` tokens."""
@@ -37,6 +39,16 @@ class Physics:
     def prefill_tok_s(self, tokens: int) -> float:
         """Tokens a second that products allow."""
         return self.tflops * 1e12 / (self.token_flops + tokens / 2 * self.row_flops)
+
+    def prefill(self, tokens: int) -> tuple[float, float]:
+        """Bytes that reading a document moves at least (the weights once, its rows written) and its operations."""
+        nbytes = self.step_nbytes + tokens * self.stored_row_nbytes
+        return float(nbytes), tokens * (self.token_flops + tokens / 2 * self.row_flops)
+
+    def question_s(self, context: int, tokens: int) -> float:
+        """Seconds of a question's prefill behind `context` tokens."""
+        nbytes, flops = self.step(context, 1, 1)
+        return max(nbytes / self.bandwidth_gbps / 1e9, tokens * flops / self.tflops / 1e12)
 
 
 def physics_of(settings: Settings, model_dir: Path, bandwidth_gbps: float = 0.0, card_name: str = "") -> Physics | None:
@@ -64,4 +76,5 @@ def _physics(model: ModelFacts, card: Card, kv_type: KVType, compute: str) -> Ph
         token_flops=2.0 * model.layer_parameters,
         row_flops=4.0 * shape.n_layers * shape.query_width,
         vocab_size=shape.vocab,
+        host_gbps=0.0 if card.is_cpu else card.host_gbps,
     )

@@ -10,7 +10,10 @@ def run_text(run: Run) -> str:
     place = ", ".join(f"{name} {value}" for name, value in run.place.items() if value)
     ceilings = f"memory {run.bandwidth_gbps:.1f} GB/s, products {run.tflops:.3g} TFLOP/s" if run.bandwidth_gbps else ""
     header = ("what", "median", "spread", "GB/s", "bound", "share")
-    return "\n".join([f"{place}. {ceilings}".strip(), "", _table(header, [_cells(row) for row in run.rows])])
+    lines = [f"{place}. {ceilings}".strip(), "", _table(header, [_cells(row) for row in run.rows])]
+    if run.left_out:
+        lines += ["", _table(("not measured", "why"), [(part.name, part.why) for part in run.left_out])]
+    return "\n".join(lines)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -24,6 +27,11 @@ def changes_text(changes: Iterable[Change], differences: Sequence[str]) -> str:
     rows = [(c.name, f"{c.before:.4g} {c.unit}", f"{c.now:.4g} {c.unit}", f"{c.better_by:+.1%}") for c in changes]
     told = [f"Not the same: {text}" for text in differences]
     return "\n".join([*told, *([""] if told else []), _table(("what", "before", "now", "better by"), rows)])
+
+
+def length_text(seconds: float) -> str:
+    """About so long, for people."""
+    return f"{max(round(seconds), 1)} s" if seconds < 90 else f"{round(seconds / 60)} min"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

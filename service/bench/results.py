@@ -11,8 +11,9 @@ FORMAT = 1
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure. `value` is the median of `samples`. `nbytes`: read or moved for one step or one restore; `gbps`: that
-    a second; `bound`: what memory or products allow, in the same unit; 0 where nothing is known. `flops`: of a step."""
+    """One figure. `value` is the median of `samples`. `nbytes`: what has to be read or moved for it once, a step of
+    decode or a restore; `gbps`: that a second; `bound`: what memory, products or the tier allow, in the same unit; 0
+    where nothing is known. `flops`: operations of it, of what the roofline shows."""
 
     name: str
     unit: str
@@ -33,12 +34,22 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Of the bound; 0 where there is none."""
-        return self.value / self.bound if self.bound else 0.0
+        """Of the bound, 1 at it; 0 where there is none."""
+        if not self.bound or not self.value:
+            return 0.0
+        return self.value / self.bound if self.higher_is_better else self.bound / self.value
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """What was not measured, and why."""
+
+    name: str
+    why: str
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A run: where and what (`place`), the ceilings it is held against, and its rows. `at`: ISO 8601, UTC."""
+    """A run: where and what (`place`), the ceilings it is held against, its rows, and what is not among them. `at`: ISO
+    8601, UTC."""
 
     format: int
     at: str
@@ -46,6 +57,7 @@ class Run(msgspec.Struct, frozen=True):
     bandwidth_gbps: float
     tflops: float
     rows: list[Row]
+    left_out: list[LeftOut] = []
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -31,23 +31,13 @@ class _Scale:
 
 def points(run: Run) -> list[tuple[Row, float, float]]:
     """Rows with operations and bytes, with operations per byte and operations a second of each."""
-    found = []
-    for row in run.rows:
-        if not (row.flops and row.nbytes and row.value):
-            continue
-        rate = _rate(row)
-        found.append((row, row.flops / row.nbytes, rate))
-    return found
-
-
-def _rate(row: Row) -> float:
-    """Operations a second: of decode by the bytes that went by, of prefill by its share of what products allow."""
-    return row.flops / row.nbytes * row.gbps * 1e9 if row.gbps else 0.0
+    known = (row for row in run.rows if row.flops and row.nbytes and row.gbps)
+    return [(row, row.flops / row.nbytes, row.flops / row.nbytes * row.gbps * 1e9) for row in known]
 
 
 def roofline(run: Run) -> str:
     """The plot of a run; without points when nothing is known of the hardware."""
-    found = [(row, x, y) for row, x, y in points(run) if y] + list(_prefills(run))
+    found = points(run)
     peak, bandwidth = max(run.tflops, 1e-6) * 1e12, max(run.bandwidth_gbps, 1e-6) * 1e9
     knee = peak / bandwidth
     xs = [knee / 100, knee * 10, *(x for _, x, _ in found)]
@@ -64,13 +54,6 @@ def roofline(run: Run) -> str:
     return "\n".join([head, background, f'<text x="{LEFT}" y="22" font-size="14">{title}</text>', *body, "</svg>", ""])
 
 
-def _prefills(run: Run) -> Iterator[tuple[Row, float, float]]:
-    """Prefill is bounded by products: its place is its share of them."""
-    for row in run.rows:
-        if row.name.startswith("prefill") and row.flops and row.nbytes:
-            yield row, row.flops / row.nbytes, row.share * run.tflops * 1e12
-
-
 def _axes(x: _Scale, y: _Scale) -> Iterator[str]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     for power in x.ticks:
@@ -81,7 +64,7 @@ def _axes(x: _Scale, y: _Scale) -> Iterator[str]:
         at = y.at(10.0**power)
         yield f'<line x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#ddd"/>'
         yield f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{_power(power - 9)}</text>'
-    yield f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 16}" text-anchor="middle">operations per byte read</text>'
+    yield f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 16}" text-anchor="middle">operations per byte moved</text>'
     middle = (TOP + bottom) / 2
     yield (
         f'<text x="20" y="{middle}" text-anchor="middle" transform="rotate(-90 20 {middle})">'

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from service.bench.measure import QUESTION_TOKENS, Work
-from service.bench.physics import Physics
-from service.bench.results import FORMAT, Row, Run
+from cache_store.tiers.opening import TierConfig
+from service.bench.measure import Bench, Work
+from service.bench.results import FORMAT, LeftOut, Run
+from service.bench.talk import QUESTION_TOKENS
 from service.core.engines import engine_config
 from service.engine.factory import EngineConfig
 from service.engine.messages import EngineInfo
@@ -21,10 +22,11 @@ _PACKAGES = ("torch", "transformers", "exllamav2", "triton")
 
 
 def bench_config(settings: Settings, store_dir: Path, work: Work) -> EngineConfig:
-    """As the service makes it, but with room for all users at once, a store of its own and no tiers beyond the disk."""
+    """As the service makes it, but with room for all users at once, and a store of its own without tiers beyond the
+    disk: copies in these are made and brought by the bench itself, when nothing else is measured."""
     config = engine_config(settings)
     tail = max(config.tail_tokens, work.answer_tokens + 2 * QUESTION_TOKENS)
-    plain = EngineConfig(store_dir=str(store_dir)).tiers
+    plain = TierConfig(encryption_key_file=config.tiers.encryption_key_file)
     return msgspec.structs.replace(
         config, store_dir=str(store_dir), max_batch=max(config.max_batch, *work.users), tail_tokens=tail, tiers=plain
     )
@@ -56,8 +58,20 @@ def _version(name: str) -> str:
         return ""
 
 
-def run_of(place: dict[str, str], physics: Physics | None, rows: list[Row]) -> Run:
-    """A run that ended now."""
-    at = datetime.now(UTC).isoformat(timespec="seconds")
+def not_configured(settings: Settings, bench: Bench) -> list[LeftOut]:
+    """Tiers that this installation does not have."""
+    why = {"Redis": not settings.redis_url, "the object store": not settings.object_url}
+    names = {"Redis": "PREREAD_REDIS_URL", "the object store": "PREREAD_OBJECT_URL"}
+    found = [LeftOut(f"restore from {tier}", f"not configured: {names[tier]}") for tier, off in why.items() if off]
+    if not bench.engine.has_host_tier:
+        on_card = any(row.name.startswith("first token, gpu") for row in bench.rows)
+        reason = "not configured: PREREAD_HOST_BYTES" if on_card else "the model computes in it: nothing is restored"
+        found.insert(0, LeftOut("restore from host memory", reason))
+    return found
+
+
+def run_of(place: dict[str, str], settings: Settings, bench: Bench) -> Run:
+    """What was measured until now."""
+    at, physics = datetime.now(UTC).isoformat(timespec="seconds"), bench.physics
     ceilings = (physics.bandwidth_gbps, physics.tflops) if physics else (0.0, 0.0)
-    return Run(FORMAT, at, place, *ceilings, rows)
+    return Run(FORMAT, at, place, *ceilings, bench.rows, [*bench.left_out, *not_configured(settings, bench)])

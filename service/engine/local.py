@@ -41,6 +41,11 @@ class LocalEngine:
     def alive(self) -> bool:
         return self._host.alive
 
+    @property
+    def has_host_tier(self) -> bool:
+        """Whether documents that leave the device go to host memory."""
+        return self._host.has_host_tier
+
     def build(self, request: BuildRequest) -> AsyncIterator[BuildEvent]:
         return self._stream(request, self._host.build)
 
@@ -52,6 +57,10 @@ class LocalEngine:
 
     async def release(self, document: DocumentRef) -> ReleaseDone:
         return await self._call(self._host.release, document)
+
+    async def move_out(self, document: DocumentRef) -> bool:
+        """As `EngineHost.move_out`."""
+        return await self._call(self._host.move_out, document)
 
     async def release_session(self, session_id: str) -> None:
         await self._call(self._host.release_session, session_id)

@@ -128,6 +128,11 @@ class EngineHost:
     def alive(self) -> bool:
         return self._context.scheduler.alive
 
+    @property
+    def has_host_tier(self) -> bool:
+        """Whether documents that leave the device go to host memory."""
+        return self._context.host_tier is not None
+
     def build(self, request: BuildRequest, emit: Callable[[BuildEvent], object]) -> "Future[None]":
         """Find or make a document's snapshot; events end with BuildDone or Failed."""
         return self._serve(
@@ -155,6 +160,12 @@ class EngineHost:
         tails.drop_document(document)
         n_objects = sum(each.objects for each in released) + len(held) + (n_index > 0)
         return ReleaseDone(n_objects, sum(each.nbytes for each in released) + sum(held) + n_index)
+
+    def move_out(self, document: DocumentRef) -> bool:
+        """Let a document that nobody uses leave the device as if another needed its place; whether host memory has it
+        now."""
+        self._context.residency.move_out(document)
+        return self._context.host_tier is not None and document in self._context.host_tier.refs
 
     def release_session(self, session_id: str) -> None:
         self._context.tails.drop_session(session_id)

@@ -140,6 +140,17 @@ class Residency:
             if entry := self._entries.get(ref):
                 self._drop(entry)
 
+    def move_out(self, ref: DocumentRef) -> None:
+        """Let a document leave the device as if another needed its place; one that is in use, or still on its way,
+        stays."""
+        with self._changed:
+            entry = self._entries.get(ref)
+            if entry is None or entry.users or entry.leaving or self._move_out is None:
+                return
+            entry.leaving = True
+            self._use(entry, CancelToken())
+        self._leave_device(entry, ref)
+
     def release(self, ref: DocumentRef) -> ReleaseDone:
         """Forget a document, cancel its users and wait (at most 10 s) until its memory is free."""
         with self._changed:
