@@ -96,23 +96,28 @@ class Bench:
         return Pace(built.seconds / context, step_s)
 
     async def _all(self, parts: list[_Part], pace: Pace) -> None:
-        lost: set[int] = set()
+        lost = self._too_long()
         for i, part in enumerate(parts):
             left_s = pace.left_s(other.cost for other in parts[i:] if other.context not in lost)
             self.tell(Progress(part.name, i + 1, len(parts), left_s))
             began = time.monotonic()
-            why = f"the document of {part.context} tokens was not read" if part.context in lost else ""
             try:
-                why = why or await self._one(part)
+                why = lost.get(part.context) or await self._one(part)
             except asyncio.CancelledError:
                 self.left_out += [LeftOut(other.name, "it was ended before") for other in parts[i:]]
                 raise
             if why:
                 self.left_out.append(LeftOut(part.name, why))
                 if part.makes:
-                    lost.add(part.context)
+                    lost.setdefault(part.context, f"the document of {part.context} tokens was not read")
             else:
                 pace.ended(part.cost, time.monotonic() - began)
+
+    def _too_long(self) -> dict[int, str]:
+        """Documents that are not even tried, with the reason: reading one can take an hour."""
+        room = self.engine.info.max_context - QUESTION_TOKENS - self.work.answer_tokens
+        why = f"the model's context has room for documents of {room} tokens"
+        return {context: why for context in self.work.contexts if context > room}
 
     async def _one(self, part: _Part) -> str:
         """Why it was not measured; "" if it was."""
@@ -163,9 +168,6 @@ class Bench:
     async def _prefill(self, context: int) -> list[Row]:
         """As a job that writes the snapshot; and the whole way from a document to its first token."""
         names: list[str] = []
-        room = self.engine.info.max_context - QUESTION_TOKENS - self.work.answer_tokens
-        if context > room:  # before an hour is spent on reading it
-            raise EngineLost(f"the model's context has room for documents of {room} tokens")
 
         async def sample() -> tuple[float, float]:
             names.append(f"{context}" if not names else f"{context}-{len(names)}")

@@ -19,6 +19,7 @@ from service.cli import main
 from service.engine import factory
 from service.engine.factory import EngineConfig
 from service.engine.local import LocalEngine
+from service.engine.protocol import EngineLost
 from tests.service.bench.test_bench import PHYSICS, WORK
 from tests.service.engine.host.host_copies import FakeCopies
 
@@ -109,9 +110,27 @@ async def test_when_the_time_is_over_the_rest_is_named(tmp_path: Path) -> None:
 async def test_what_belongs_to_a_document_that_was_not_read_is_not_tried(tmp_path: Path) -> None:
     bench = await measured(tmp_path, Work(contexts=(300, 1000), users=(1,), repeats=1, answer_tokens=8))
     assert "prefill, 300 tokens" in {row.name for row in bench.rows}
+    assert len(bench.left_out) == 4
+    assert {part.why for part in bench.left_out} == {"the model's context has room for documents of 568 tokens"}
+
+
+@pytest.mark.anyio
+async def test_a_part_that_fails_takes_only_those_with_it_that_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., Any] = Bench._prefill
+
+    async def fails(self: Bench, context: int) -> Any:
+        if context == 300:
+            raise EngineLost("the memory is full")
+        return await real(self, context)
+
+    monkeypatch.setattr(Bench, "_prefill", fails)
+    bench = await measured(tmp_path, Work(contexts=(300, 400), users=(1,), repeats=1, answer_tokens=8))
+    assert "restore, disk, 400 tokens" in {row.name for row in bench.rows}
     first, *rest = bench.left_out
-    assert first.why == "the model's context has room for documents of 568 tokens"
-    assert {part.why for part in rest} == {"the document of 1000 tokens was not read"}
+    assert first.why == "the memory is full"
+    assert {part.why for part in rest} == {"the document of 300 tokens was not read"}
 
 
 @pytest.mark.anyio
