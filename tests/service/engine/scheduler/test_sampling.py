@@ -20,6 +20,14 @@ def test_greedy_takes_the_best():
     assert Sampler(Sampling()).pick(LOGITS) == 1
 
 
+@pytest.mark.parametrize("best", [[300, 700, 999], [0, 999], [64, 65]])
+def test_greedy_takes_the_first_of_equal_ones(best):
+    logits = torch.arange(1000) % 7 / 10.0
+    logits[best] = 2.0
+    assert Sampler(Sampling()).pick(logits) == best[0] == int(logits.argmax())
+    assert Sampler(Sampling()).pick(torch.stack((logits, logits))[1]) == best[0]
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
 def test_shares_follow_the_softmax(temperature):
     expected = torch.softmax(LOGITS / temperature, 0).tolist()
