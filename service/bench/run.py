@@ -15,7 +15,8 @@ from service.bench.talk import QUESTION_TOKENS
 from service.core.engines import engine_config
 from service.engine.factory import EngineConfig
 from service.engine.messages import EngineInfo
-from service.planning.nvidia import read_cards
+from service.errors import Invalid
+from service.planning.visible import visible_cards
 from service.settings import Settings
 
 _PACKAGES = ("torch", "transformers", "exllamav2", "triton")
@@ -42,8 +43,12 @@ def place_of(settings: Settings, info: EngineInfo) -> dict[str, str]:
 
 
 def _device(settings: Settings) -> str:
-    if settings.engine == "exl2" and (cards := read_cards()):
-        return cards[0].name
+    if settings.engine == "exl2":
+        try:
+            if cards := visible_cards():
+                return cards[0].name
+        except Invalid:
+            return "part of a card"
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -26,7 +26,7 @@ def versions(context: Context) -> Finding:
             f"torch {torch.version} was built without CUDA",
             "install one for CUDA: pip install torch --index-url https://download.pytorch.org/whl/cu126",
         )
-    if wrong := _driver_problem(torch, context.probes.cards()):
+    if wrong := _driver_problem(torch, context.cards()):
         return say.fail(*wrong)
     if not torch.exllamav2:
         return say.fail("exllamav2 is not installed", "pip install '.[gpu]' in Preread's folder (docs/gpu.md)")
@@ -57,7 +57,7 @@ def _driver_problem(torch: TorchFacts, cards: list[CardState]) -> tuple[str, str
 
 def kernels(context: Context) -> Finding:
     """Whether kernels were compiled for the card's generation: else "no kernel image is available"."""
-    say, cards = context.finding("kernels"), context.probes.cards()
+    say, cards = context.finding("kernels"), context.cards()
     if not context.on_card:
         return say.skip(_NOT_ON_CARD)
     if not cards or cards[0].capability is None:
@@ -108,7 +108,7 @@ def dtype(context: Context) -> Finding:
                 "set it to `auto` or `float32`",
             )
         return say.ok(f"computes in {settings.compute_dtype}; the processor {'has' if has else 'lacks'} BF16")
-    cards, plan = context.probes.cards(), context.plan()
+    cards, plan = context.cards(), context.plan()
     if not context.on_card or not cards or cards[0].capability is None:
         return say.skip(_NOT_ON_CARD)
     stored = "" if isinstance(plan, str) else plan.model["weights"]

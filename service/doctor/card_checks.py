@@ -2,29 +2,29 @@
 
 from service.doctor.context import Context
 from service.doctor.findings import Finding
+from service.planning.visible import VISIBLE
 
 _HOT_C = 87
 _OTHERS_NBYTES = 64 << 20
 _NARROW = 8
-_NO_CARDS = "there is no NVIDIA card"
+_NO_CARDS = "there is no NVIDIA card, or CUDA_VISIBLE_DEVICES hides it"
 
 
 def off_card(context: Context) -> Finding:
     """Whether the model runs on the processor although there is a card."""
-    say, cards = context.finding("off-card"), context.probes.cards()
-    hidden = context.probes.environment().get("CUDA_VISIBLE_DEVICES")
-    if context.on_card and not cards:
+    say, all_cards, cards = context.finding("off-card"), context.probes.cards(), context.cards()
+    if context.on_card and not all_cards:
         return say.fail(
             "PREREAD_ENGINE=exl2, and no NVIDIA driver answers",
             "install the driver (`nvidia-smi` has to list the card), in a container pass the card in (--gpus all), or "
             "set PREREAD_ENGINE=torch",
         )
-    if not cards:
+    if not all_cards:
         return say.skip(_NO_CARDS)
-    if hidden is not None and not _shows(hidden, len(cards)):
+    if not cards:
         return say.fail(
-            f"CUDA_VISIBLE_DEVICES={hidden!r} hides all {len(cards)} cards",
-            "unset it, or name a card: CUDA_VISIBLE_DEVICES=0",
+            f"{VISIBLE}={context.probes.environment().get(VISIBLE)!r} hides all {len(all_cards)} cards",
+            f"unset it, or name a card: {VISIBLE}=0",
         )
     if not context.on_card and context.settings.engine != "fake":
         return say.fail(
@@ -34,17 +34,9 @@ def off_card(context: Context) -> Finding:
     return say.ok(f"all layers on {cards[0].name}")
 
 
-def _shows(value: str, n_cards: int) -> bool:
-    """Whether CUDA would show a card: numbers count until the first one that there is not."""
-    first = value.split(",")[0].strip()
-    if first.lstrip("-").isdigit():
-        return 0 <= int(first) < n_cards
-    return first.startswith(("GPU-", "MIG-"))
-
-
 def other_processes(context: Context) -> Finding:
     """Whether others compute on the card."""
-    say, cards = context.finding("other-processes"), context.probes.cards()
+    say, cards = context.finding("other-processes"), context.cards()
     if not cards:
         return say.skip(_NO_CARDS)
     others = [p for p in cards[0].processes if p.nbytes >= _OTHERS_NBYTES and not p.is_engine]
@@ -60,7 +52,7 @@ def other_processes(context: Context) -> Finding:
 
 def throttling(context: Context) -> Finding:
     """Whether heat or power hold the clock down."""
-    say, cards = context.finding("throttling"), context.probes.cards()
+    say, cards = context.finding("throttling"), context.cards()
     if not cards:
         return say.skip(_NO_CARDS)
     state = cards[0]
@@ -81,7 +73,7 @@ def throttling(context: Context) -> Finding:
 
 def pcie(context: Context) -> Finding:
     """Whether the card hangs on fewer lanes than it has: documents come back from host memory over them."""
-    say, cards = context.finding("pcie"), context.probes.cards()
+    say, cards = context.finding("pcie"), context.cards()
     if not cards:
         return say.skip(_NO_CARDS)
     state = cards[0]
@@ -99,7 +91,7 @@ def pcie(context: Context) -> Finding:
 
 def first_call(context: Context) -> Finding:
     """What makes a first call slow, so that timing it says nothing."""
-    say, cards = context.finding("first-call"), context.probes.cards()
+    say, cards = context.finding("first-call"), context.cards()
     if cards and cards[0].persistence is False:
         return say.warn(
             f"persistence mode of {cards[0].name} is off: its driver is unloaded when nobody uses the card",

@@ -13,8 +13,10 @@ from service.planning.cards import Card, with_memory
 from service.planning.detect import card_of, this_processor
 from service.planning.headers import read_model
 from service.planning.model import ModelFacts
+from service.planning.nvidia import CardState
 from service.planning.plan import Plan, make_plan
 from service.planning.request import Wanted
+from service.planning.visible import visible
 from service.settings import Settings
 
 PLANNED_TOKENS = 32_768
@@ -38,12 +40,16 @@ class Context:
     def finding(self, check: str) -> "Say":
         return Say(check)
 
+    def cards(self) -> list[CardState]:
+        """Those that CUDA shows, in its order: the engine runs on the first."""
+        return visible(self.probes.cards(), self.probes.environment())
+
     def card(self) -> Card | None:
         """The card or processor that the engine would use; None when it wants a card and there is none. What an engine
         that runs already holds of it counts as free."""
         if not self.on_card:
             return _with_free(this_processor(), self.probes.engines_nbytes())
-        states = self.probes.cards()
+        states = self.cards()
         return _with_free(card_of(states[0], ANY_GBPS), states[0].engines_nbytes) if states else None
 
     def plan(self) -> Plan | str:

@@ -11,6 +11,7 @@ from service.engine.torch_engine.ledger import machine_memory
 from service.errors import Invalid
 from service.planning.cards import CARDS, Card, named, processor, recognized, with_memory
 from service.planning.nvidia import CardState, read_cards
+from service.planning.visible import VISIBLE, visible
 
 _COPIED_NBYTES = 32 << 20
 _SQUARE = 1024
@@ -20,7 +21,7 @@ _OFF = 0.1
 
 
 def find_card(wanted: str, bandwidth_gbps: float = 0.0, memory_nbytes: int = 0) -> Card:
-    """The card named `wanted`; "" takes the first one that is here, or the processor.
+    """The card named `wanted`; "" takes the first one that CUDA shows, or the processor.
 
     What is given of bandwidth (GB/s) and memory (bytes) counts more than table and driver. Raises Invalid for a name
     that is not known, or a card of unknown bandwidth.
@@ -41,7 +42,10 @@ def _named_card(wanted: str, bandwidth_gbps: float) -> Card:
 
 def _here(bandwidth_gbps: float) -> Card:
     states = read_cards()
-    return card_of(states[0], bandwidth_gbps) if states else this_processor(bandwidth_gbps)
+    if shown := visible(states, os.environ):
+        return card_of(shown[0], bandwidth_gbps)
+    card = this_processor(bandwidth_gbps)
+    return replace(card, name=f"{card.name} ({VISIBLE} hides the cards)") if states else card
 
 
 def card_of(state: CardState, bandwidth_gbps: float = 0.0) -> Card:

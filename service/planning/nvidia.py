@@ -41,6 +41,7 @@ class CardProcess:
 class CardState:
     """One card as its driver sees it now. None and 0 stand for what the driver does not say.
 
+    `index`: among the driver's cards, which CUDA may number otherwise.
     `cuda`: the newest CUDA that the driver runs, as (13, 0). `bandwidth_gbps`: by clock and width of its memory, 0
     where not told.
     """
@@ -64,6 +65,7 @@ class CardState:
     max_sm_mhz: int = 0
     bandwidth_gbps: float = 0.0
     processes: tuple[CardProcess, ...] = ()
+    uuid: str = ""
 
     @property
     def throttles(self) -> list[str]:
@@ -77,7 +79,7 @@ class CardState:
 
 
 def read_cards() -> list[CardState]:
-    """All cards, [] where no driver answers."""
+    """All cards in the order of the PCI bus, [] where no driver answers; `visible` says which of them CUDA shows."""
     try:
         return _by_nvml(importlib.import_module("pynvml"))
     except ImportError:
@@ -131,6 +133,7 @@ def _nvml_card(nvml: Any, index: int, driver: str, cuda: int) -> CardState:
         # Memory of two transfers a clock, as all of it is counted.
         bandwidth_gbps=2 * ask("MaxClockInfo", mem) * ask("MemoryBusWidth") / 8 / 1000,
         processes=tuple(CardProcess(p.pid, _process_name(p.pid), int(p.usedGpuMemory or 0)) for p in processes),
+        uuid=_text(ask("UUID", default="")),
     )
 
 
@@ -167,6 +170,7 @@ def _smi_card(row: dict[str, str], cuda: tuple[int, int] | None, processes: dict
         sm_mhz=_number(row["clocks.current.sm"]),
         max_sm_mhz=_number(row["clocks.max.sm"]),
         processes=tuple(processes.get(row["uuid"], ())),
+        uuid=row["uuid"],
     )
 
 
