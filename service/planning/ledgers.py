@@ -42,7 +42,7 @@ def _on_card(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
         tail_tokens=wanted.tail_tokens,
         rope_rows=EXL2_ROPE_ROWS,
         max_dq_elements=model.footprint.largest_matrix + EXL2_DQ_STEP * widest,
-        graph_rows=tuple(step_rows(wanted.users, DRAFT_TOKENS)),
+        graph_rows=tuple(step_rows(wanted.users, DRAFT_TOKENS, shape.n_heads // shape.n_kv_heads)),
         graph_contexts=len(CONTEXTS) + 2,
         index_nbytes=INDEX_NBYTES if wanted.is_windowed or (model.kind != "dimensions" and model.index_heads) else 0,
         reserve_nbytes=wanted.reserve_nbytes,

@@ -10,13 +10,19 @@ DRAFT_ROWS = 16
 """Rows of all sequences of a step up to which drafts are cheap: as many as one tile of our product, and as fit one tile
 of attention with up to 8 query heads for each KV head."""
 
+FIRST_TILE = 16
+"""Queries of the smallest tile of attention (`kernels.attend.query_tile`)."""
+
 
 def bounds(steps: tuple[int, ...], most: int) -> list[int]:
     """Those of `steps` below `most`, and `most`: sizes that graphs are made for."""
     return [n for n in steps if n < most] + [most]
 
 
-def step_rows(max_rows: int, draft_tokens: int, draft_rows: int = DRAFT_ROWS) -> list[int]:
+def step_rows(max_rows: int, draft_tokens: int, group_heads: int, draft_rows: int = DRAFT_ROWS) -> list[int]:
     """The numbers of rows that graphs are captured for: up to one of each of `max_rows` sequences, with drafts behind
-    them as long as the step has at most `draft_rows` rows."""
-    return bounds(ROWS, max(max_rows, min(draft_rows, max_rows * (1 + draft_tokens))))
+    them as long as the step has at most `draft_rows` rows. With drafts there is a graph of as many rows as fill the
+    first tile of attention with `group_heads` query heads for each KV head: one row more takes a longer step."""
+    most = max(max_rows, min(draft_rows, max_rows * (1 + draft_tokens)))
+    first_tile = min(max(FIRST_TILE // group_heads, 1), most) if draft_tokens else most
+    return sorted({*bounds(ROWS, most), first_tile})

@@ -8,7 +8,7 @@ everything else of a step, are read on the card. All graphs share one memory poo
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -33,7 +33,8 @@ Capture = Callable[[Callable[[], Tensor]], Captured]
 
 
 class DecodeGraphs:
-    """Captured decode steps of up to `max_rows` rows on documents of up to `max_tokens` tokens.
+    """Captured decode steps of up to `max_rows` rows, of `more_rows` in between, on documents of up to `max_tokens`
+    tokens.
 
     `body` computes a step; `capture` makes it repeatable, on a card `CudaCapture`. What could not be captured runs as
     it is: `failure` then says why. `n_replayed` and `n_declined` count steps; those that fit no graph are declined, and
@@ -41,13 +42,21 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, body: Body, capture: Capture, device: torch.device, *, max_rows: int, max_tokens: int, max_tail: int
+        self,
+        body: Body,
+        capture: Capture,
+        device: torch.device,
+        *,
+        max_rows: int,
+        max_tokens: int,
+        max_tail: int,
+        more_rows: Sequence[int] = (),
     ) -> None:
         self._body = body
         self._capture = capture
         self._device = device
         self._max_tail = max_tail
-        self._rows = bounds(ROWS, max_rows)
+        self._rows = sorted({*bounds(ROWS, max_rows), *more_rows})
         self._tokens = bounds(CONTEXTS, max(max_tokens, 256))
         self._steps: dict[StepShape, tuple[Tensor, Captured]] = {}
         self.failure: str | None = None

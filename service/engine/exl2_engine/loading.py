@@ -127,13 +127,15 @@ def make_runner(
 
 def capture_steps(runner: Exl2Runner, model: DecoderModel, options: Options) -> None:
     """Capture decode steps of up to `max_rows` rows, and of drafts behind them, on documents as long as may be."""
-    rows = step_rows(options.max_rows, runner.limits.draft_tokens, runner.limits.draft_rows)
+    limits, group_heads = runner.limits, model.n_heads // model.n_kv_heads
+    rows = step_rows(options.max_rows, limits.draft_tokens, group_heads, limits.draft_rows)
     longest = min(runner.limits.max_context, runner.pool.n_blocks * runner.layout.block_tokens)
     graphs = DecodeGraphs(
         runner.step_logits,
         CudaCapture(model.device),
         model.device,
         max_rows=rows[-1],
+        more_rows=rows,
         max_tokens=longest,
         max_tail=options.tail_tokens,
     )
@@ -167,6 +169,7 @@ def _on_cpu(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options
 
 def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -> Ledger:
     """The memory plan of a model on the first card as it is now. Raises MemoryPlanRefused."""
+    rows = step_rows(options.max_rows, options.draft_tokens, card.n_heads // layout.n_kv_heads)
     sizes = Sizes(
         max_context=min(options.max_context or card.max_context, card.max_context),
         n_slots=options.n_slots,
@@ -174,7 +177,7 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -
         chunk_tokens=options.chunk_tokens,
         rope_rows=ROPE_ROWS,
         max_dq_elements=dq_elements(model_dir, card),
-        graph_rows=tuple(step_rows(options.max_rows, options.draft_tokens)) if options.graphs else (),
+        graph_rows=tuple(rows) if options.graphs else (),
         graph_contexts=len(CONTEXTS) + 2,
         piece_tokens=PIECE_TOKENS,
         replay_scores=SCORES,

@@ -7,6 +7,7 @@ import torch
 from cache_store.layout import KVType
 from service.engine.exl2_engine.graph_sizes import DRAFT_ROWS, bounds, step_rows
 from service.engine.exl2_engine.graphs import DecodeGraphs, Repeat
+from service.engine.exl2_engine.kernels.attend import query_tile
 from service.engine.protocol import Rows
 from service.engine.torch_engine.runner import TorchRunner
 from tests.service.engine.exl2_engine.draft_cases import PROMPTS, STEPS, answer, begin, one_by_one
@@ -135,8 +136,23 @@ def test_as_many_drafts_as_the_model_multiplies_cheaply(make_runner, monkeypatch
 def test_graphs_have_rows_for_drafts_as_far_as_they_are_cheap():
     assert bounds((1, 2, 4), 4) == [1, 2, 4]
     assert bounds((1, 2, 4), 3) == [1, 2, 3]
-    assert step_rows(8, 0) == [1, 2, 4, 8]
-    assert step_rows(8, 7) == [1, 2, 4, 8, 16]
-    assert step_rows(1, 7) == [1, 2, 4, 8]
-    assert step_rows(3, 3, 4) == [1, 2, 4]
-    assert step_rows(24, 7) == [1, 2, 4, 8, 16, 24]
+    assert step_rows(8, 0, 5) == [1, 2, 4, 8]
+    assert step_rows(8, 7, 4) == [1, 2, 4, 8, 16]
+    assert step_rows(1, 7, 4) == [1, 2, 4, 8]
+    assert step_rows(3, 3, 4, draft_rows=4) == [1, 2, 4]
+    assert step_rows(24, 7, 4) == [1, 2, 4, 8, 16, 24]
+
+
+@pytest.mark.parametrize(("group_heads", "rows"), [(5, 3), (3, 5), (16, 1), (71, 1), (7, 2)])
+def test_there_is_a_graph_for_the_rows_of_the_first_tile_of_attention(group_heads, rows):
+    found = step_rows(8, 7, group_heads)
+    assert sorted({1, 2, 4, 8, 16, rows}) == found
+    assert query_tile(rows * group_heads, 128, 90) == query_tile(group_heads, 128, 90)
+
+
+def test_steps_of_sizes_in_between_have_graphs_of_their_own(make_runner):
+    runner = make_runner(KVType.K8V4)
+    graphs = DecodeGraphs(
+        runner.step_logits, Repeat, torch.device("cpu"), max_rows=8, max_tokens=512, max_tail=256, more_rows=[3, 8]
+    )
+    assert graphs.rows == [1, 2, 3, 4, 8]
