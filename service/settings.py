@@ -37,8 +37,9 @@ class Settings(BaseSettings):
         description="Files, snapshots, models and the database live below it.",
     )
     model: str = Field("demo", description="Name of an imported model, or a path to its directory.")
-    engine: Literal["torch", "exl2", "fake"] = Field(
-        "torch", description="`torch`; `exl2`, on an NVIDIA card; or `fake`, no model, to try the API."
+    engine: Literal["torch", "exl2", "llamacpp", "fake"] = Field(
+        "torch",
+        description="`torch`; `exl2`, on an NVIDIA card; `llamacpp`, for a GGUF; or `fake`, no model, to try the API.",
     )
     compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
         "auto", description="Weights and compute of the torch engine."
@@ -62,7 +63,13 @@ class Settings(BaseSettings):
         True, description="Cite also by what the model looked at while it wrote an answer, not by the words alone."
     )
     resident_bytes: int = Field(
-        2 * GIB, ge=0, description="Memory for documents' KV kept between questions, of the torch engine."
+        2 * GIB,
+        ge=0,
+        description="Memory for documents' KV kept between questions, of the torch and the llamacpp engine.",
+    )
+    offload: Literal["auto", "all", "none"] = Field(
+        "auto",
+        description="Of the llamacpp engine: `all` layers on a GPU or no start, `none`, or `auto`: all where it can.",
     )
     gpu_reserve_bytes: int = Field(
         GIB, ge=0, description="Memory of the card left free; documents get the rest, of the exl2 engine."

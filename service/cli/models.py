@@ -11,6 +11,9 @@ from service.cli.progress import stages
 _DTYPE = click.Choice(["float32", "bfloat16", "float16"])
 _dtype_option = click.option("--dtype", type=_DTYPE, help="Of the stored weights; the source's own if left out.")
 _replace_option = click.option("--replace", is_flag=True, help="Replace a model of that name.")
+_engine_option = click.option(
+    "--engine", type=click.Choice(["llamacpp"]), help="Keep the GGUF as it is, for llama.cpp alone."
+)
 
 
 @click.group()
@@ -23,6 +26,7 @@ def models() -> None:
 @click.option("--name", required=True, help="Name of the model here.")
 @click.option("--adapter", type=click.Path(exists=True, file_okay=False, path_type=Path), help="LoRA to merge in.")
 @click.option("--system-text", help="What is said before each document.")
+@_engine_option
 @_dtype_option
 @_replace_option
 @json_option
@@ -40,6 +44,7 @@ def import_(source: Path, name: str, as_json: bool, **options: Any) -> None:
 @models.command()
 @click.option("--name", help="Name of the model here; `demo` if left out.")
 @_dtype_option
+@_engine_option
 @_replace_option
 @json_option
 @expected_errors

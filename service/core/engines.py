@@ -34,6 +34,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         gpu_reserve_nbytes=settings.gpu_reserve_bytes,
         attention_backend=settings.attention_backend,
         product=settings.product,
+        offload=settings.offload,
         # Answers have been ended by then; SIGTERM to exit must stay well under ten seconds.
         drain_s=min(2.0, settings.shutdown_grace_s),
     )

@@ -96,7 +96,7 @@ def check_wish(wish: Wish, info: EngineInfo, bounds: Bounds) -> None:
     if not info.n_index_heads:
         raise Invalid(
             f"Retention `{wish.preset}` keeps a part of a document in memory and finds the rest by the model's index "
-            f"heads, which are not known: {index_heads_command(bounds)}, or leave `retention` out.",
+            f"heads, which {why_no_heads(info, bounds)}, or leave `retention` out.",
             code="no_index_heads",
             param="retention",
         )
@@ -236,11 +236,13 @@ def _advice(info: EngineInfo, bounds: Bounds) -> str:
     if info.n_index_heads:
         return "Upload a shorter part, or serve a model with a longer context or more memory."
     return (
-        "A longer one can be kept in part once the model's index heads are known, which find the rest of it: "
-        f"{index_heads_command(bounds)}, then upload it again."
+        "A longer one can be kept in part with the model's index heads, which find the rest of it, and "
+        f"{why_no_heads(info, bounds)}, then upload it again."
     )
 
 
-def index_heads_command(bounds: Bounds) -> str:
-    """What to do where index heads are not known."""
-    return f"run `preread models index-heads {bounds.model}` and start the server again"
+def why_no_heads(info: EngineInfo, bounds: Bounds) -> str:
+    """The rest of a sentence about index heads where there are none: why, and what to do."""
+    if info.engine == "llamacpp":
+        return "llama.cpp does not give: serve the model with another engine (PREREAD_ENGINE)"
+    return f"are not known: run `preread models index-heads {bounds.model}` and start the server again"

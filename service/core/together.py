@@ -7,7 +7,7 @@ and its last tokens. All else that an answer needs is found by the index heads a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.core.retention import FETCH_TOKENS, QUESTION_GAP, Bounds, index_heads_command, stored_policy
+from service.core.retention import FETCH_TOKENS, QUESTION_GAP, Bounds, stored_policy, why_no_heads
 from service.db.models import DocumentRow
 from service.engine.messages import DocumentRef, EngineInfo, PartRef
 from service.engine.protocol import EngineClient
@@ -59,7 +59,7 @@ class Gathering:
         if not info.n_index_heads:
             raise Invalid(
                 "A session over several documents keeps a part of each in memory and finds the rest by the model's "
-                f"index heads, which are not known: {index_heads_command(self._bounds)}, or ask each by itself.",
+                f"index heads, which {why_no_heads(info, self._bounds)}, or ask each by itself.",
                 code="no_index_heads",
                 param="document_ids",
             )

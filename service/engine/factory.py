@@ -31,13 +31,13 @@ BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to make an engine; crosses to the engine process as JSON.
 
-    `engine`: "torch"; "exl2", on an NVIDIA card; or "fake" (no model; `model_dir` may be "", then tokens are bytes).
-    `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
-    `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
-    sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
-    of windowed documents, from which a question fetches in `fetch_rounds`, 1 or 2. `watch_answers`: say
-    with an answer where it looked, by the model's index heads. `tiers`: where snapshots are kept
-    beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
+    `engine`: "torch"; "exl2", on an NVIDIA card; "llamacpp", for a GGUF; or "fake" (no model; `model_dir` may be "",
+    then tokens are bytes). `compute_dtype` "auto" takes what is faster here, and is of the torch engine.
+    `disk_budget_nbytes` None is no limit. `max_context` and `threads` 0 take the model's and the library's own.
+    `max_batch` answers run at once; `idle_tails` more sessions keep their turns in memory. `index_budget_nbytes`, of
+    the memory where the model computes, hold the indexes of windowed documents, from which a question fetches in
+    `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer where it looked, by the model's index heads. `tiers`:
+    where snapshots are kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
     `fake_from_kv` its answers follow from the bytes of the stored KV instead. Its pace: seconds of a step, of each of
     its rows, of a layer of a chunk that is read, of a block of a layer that is loaded.
 
@@ -45,6 +45,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     documents). On a card documents get all that is left when `gpu_reserve_nbytes` stay free, `gpu_pool_nbytes` at most
     unless that is 0; those that leave it go to `host_budget_nbytes` of page-locked host memory. `attention_backend`:
     "auto", "triton", "portable". `product` (of few rows with quantized weights): "auto", "triton", "exllamav2".
+
+    Of the llamacpp engine: `offload` "all" computes on a GPU or not at all, "none" does not, "auto" where it can;
+    `resident_budget_nbytes` are taken at once, wherever it computes.
     """
 
     store_dir: str
@@ -71,6 +74,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu_pool_nbytes: int = 0
     host_budget_nbytes: int = 0
     cuda_graphs: bool = True
+    offload: Literal["auto", "all", "none"] = "auto"
     tiers: TierConfig = TierConfig()
     fake_script: list[int] = []
     fake_from_kv: bool = False
@@ -84,9 +88,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def open_host(config: EngineConfig) -> "EngineHost":
     """Load the model and open the store: seconds. Raises ModelError, OSError, ValueError."""
-    make = {"torch": _torch_parts, "exl2": _exl2_parts, "fake": _fake_parts}.get(config.engine)
+    makers = {"torch": _torch_parts, "exl2": _exl2_parts, "llamacpp": _llama_parts, "fake": _fake_parts}
+    make = makers.get(config.engine)
     if make is None:
-        raise ValueError(f"no engine {config.engine!r}: it is torch, exl2 or fake")
+        raise ValueError(f"no engine {config.engine!r}: it is one of {', '.join(makers)}")
     from cache_store.disk import allow_many_files
     from cache_store.tiers.opening import open_store
     from service.engine.host.host import EngineHost
@@ -252,6 +257,26 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         # Not before: memory that is pinned in another thread would end the capture of a decode step.
         runner.keep_in_host_memory(config.host_budget_nbytes)
     return _parts(runner, model_dir)
+
+
+def _llama_parts(config: EngineConfig) -> _Parts:
+    from service.engine.llama_engine.loading import Options, load_runner
+    from service.engine.models.card import check_engine, check_kv_type, load_card
+
+    model_dir, kv_type = Path(config.model_dir), KVType(config.kv_type)
+    card = load_card(model_dir)
+    check_engine(card, "llamacpp")
+    check_kv_type(card, kv_type)
+    options = Options(
+        kv_type=kv_type,
+        n_slots=_n_slots(config),
+        tail_tokens=config.tail_tokens,
+        documents_nbytes=config.resident_budget_nbytes,
+        max_context=config.max_context,
+        threads=config.threads or None,
+        offload=config.offload,
+    )
+    return replace(_parts(load_runner(model_dir, card, options), model_dir), index_heads=[])
 
 
 def _fake_parts(config: EngineConfig) -> _Parts:

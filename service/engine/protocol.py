@@ -49,6 +49,8 @@ class RunnerLimits:
     draft_rows: int = 0
     """Rows of a step, those of all sequences together, up to which guessed tokens are computed for little more; 0 for
     no bound beside `draft_tokens`."""
+    n_documents: int = 0
+    """Documents in memory at once at most, however small; 0 is no bound."""
 
 
 class Resident(Protocol):

@@ -1,6 +1,7 @@
 """Documents on the device: one copy of each however many answers use it, least recently used out first."""
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,8 @@ class Residency:
         self._changed = threading.Condition()
         self._entries: dict[DocumentRef, ResidentDocument] = {}
         self._nbytes = 0
+        self._n_held = 0
+        self._most = runner.limits.n_documents or sys.maxsize
 
     @property
     def n_documents(self) -> int:
@@ -213,13 +216,17 @@ class Residency:
                 f"the budget for documents is {self._budget}"
             )
         idle = self._idle() if self._move_out is None else []
-        while idle and self._nbytes + nbytes > self._budget:
+        while idle and not self._has_room(nbytes):
             self._drop(idle.pop(0))
-        if self._nbytes + nbytes > self._budget:
+        if not self._has_room(nbytes):
             return None
         self._nbytes += nbytes
+        self._n_held += 1
         entry = self._entries[ref] = ResidentDocument(ref, digest, *size, nbytes)
         return entry
+
+    def _has_room(self, nbytes: int) -> bool:
+        return self._nbytes + nbytes <= self._budget and self._n_held < self._most
 
     def _idle(self) -> list[ResidentDocument]:
         """Documents that nobody uses, the first to go first."""
@@ -278,6 +285,7 @@ class Residency:
 
     def _free(self, entry: ResidentDocument) -> None:
         self._nbytes -= entry.nbytes
+        self._n_held -= 1
         if entry.handle is not None:
             with suppress(SchedulerClosed):
                 self._scheduler.call(self._runner.free_document, entry.handle)

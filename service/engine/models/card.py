@@ -54,7 +54,7 @@ class ModelCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `files`: name -> bytes of every file that belongs to it. `kv_types`: KV type -> what the KL gate measured.
     `source`: what it was imported from, for display. `quantization`: "none", or how the weights are stored
-    ("exl2-4.0bpw", "gptq-4bit-128g-actorder").
+    ("exl2-4.0bpw", "gptq-4bit-128g-actorder", "gguf-MOSTLY_Q4_K_M").
     """
 
     format_version: int
@@ -83,7 +83,14 @@ class ModelCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def needs_card(self) -> bool:
         """Whether only the exl2 engine, on an NVIDIA card, reads these weights."""
-        return self.quantization != "none"
+        return self.engine == "exl2"
+
+    @property
+    def engine(self) -> str:
+        """The engine that reads these weights: "exl2", "llamacpp", or "torch" for plain ones, which exl2 reads too."""
+        if self.quantization == "none":
+            return "torch"
+        return "llamacpp" if self.quantization.startswith("gguf-") else "exl2"
 
 
 def save_card(card: ModelCard, model_dir: Path) -> None:
@@ -154,16 +161,27 @@ def check_kv_type(card: ModelCard, kv_type: KVType) -> None:
 
 
 def check_engine(card: ModelCard, engine: str) -> None:
-    """Raises EngineRefused when `engine` ("torch", "exl2") cannot read the model's weights."""
-    if card.needs_card and engine != "exl2":
+    """Raises EngineRefused when `engine` ("torch", "exl2", "llamacpp") cannot read the model's weights."""
+    if card.engine == engine or (card.engine, engine) == ("torch", "exl2"):
+        return
+    if engine == "llamacpp":
         raise EngineRefused(
-            f"the weights of {card.name} are quantized ({card.quantization}): the {engine} engine does not read them, "
-            "only the exl2 engine on an NVIDIA card does (PREREAD_ENGINE=exl2)"
+            f"the llamacpp engine reads GGUF files, and {card.name} was not kept as one: import it with "
+            "`preread models import FILE.gguf --engine llamacpp --name NAME`"
         )
+    where = "the exl2 engine on an NVIDIA card" if card.engine == "exl2" else "the llamacpp engine"
+    raise EngineRefused(
+        f"the weights of {card.name} are quantized ({card.quantization}): the {engine} engine does not read them, "
+        f"only {where} does (PREREAD_ENGINE={card.engine})"
+    )
 
 
 MEAN_KL_LIMIT = 0.02
 """Above this mean KL (nats) a KV type is refused for a model."""
+
+
+_FORMS = {"llamacpp": "ggml"}
+"""What the bytes of records mean, where they are not those of `cache_store.layout`."""
 
 
 def expected_fields(model_dir: Path, kv_type: str) -> dict[str, str]:
@@ -185,7 +203,7 @@ def fingerprint(
         tokenizer=digests.tokenizer,
         template=digests.template,
         rope=digests.rope,
-        kv=f"{kv_type}/layout-{LAYOUT_VERSION}",
+        kv=f"{kv_type}/{_FORMS.get(card.engine, 'layout')}-{LAYOUT_VERSION}",
         engine=engine_version,
         compute_dtype=compute_dtype,
         chunking=str(chunk_tokens),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from service.engine.models.card import ModelCard
 from service.engine.models.errors import SourceRefused
+from service.engine.models.gates import gate_if_possible
 from service.engine.models.importer import Measure, import_model
 from service.engine.models.source import Progress, silent
-from service.engine.models.torch_gate import torch_gate
 
 DEMO_NAME = "demo"
 DEMO_ADAPTER = Path(__file__).parents[3] / "examples" / "demo_model" / "adapter"
@@ -39,8 +39,9 @@ def import_demo(
     name: str = DEMO_NAME,
     adapter: Path = DEMO_ADAPTER,
     dtype: str | None = None,
+    engine: str | None = None,
     replace: bool = False,
-    measure: Measure = torch_gate,
+    measure: Measure = gate_if_possible,
     progress: Progress = silent,
 ) -> ModelCard:
     """Import the demo model as ``models_dir/name``; arguments and errors are those of `import_model`."""
@@ -52,6 +53,7 @@ def import_demo(
         models_dir=models_dir,
         adapter=adapter,
         dtype=dtype,
+        engine=engine,
         system_text=DEMO_SYSTEM_TEXT,
         replace=replace,
         measure=measure,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from service.engine.llama_engine.library import installed
 from service.engine.models.card import KVGate, ModelCard
 from service.engine.models.errors import EngineRefused
 from service.engine.models.source import Progress, silent
@@ -14,13 +15,17 @@ from service.engine.models.torch_gate import torch_gate
 def gate_if_possible(model_dir: Path, card: ModelCard, progress: Progress = silent) -> dict[str, KVGate]:
     """The gate of an import. Nothing is measured of a model that needs a card where there is none: until
     `preread models measure` has run on one, such a model is served with FP16 KV only."""
-    if card.needs_card and not card_engine_ready():
+    if (card.needs_card and not card_engine_ready()) or (card.engine == "llamacpp" and not installed()):
         return {}
     return gate_again(model_dir, card, progress)
 
 
 def gate_again(model_dir: Path, card: ModelCard, progress: Progress = silent) -> dict[str, KVGate]:
     """The gate of `preread models measure`. Raises EngineRefused when the model needs a card and there is none."""
+    if card.engine == "llamacpp":
+        from service.engine.llama_engine.gate import llama_gate
+
+        return llama_gate(model_dir, card, progress)
     if not card.needs_card:
         return torch_gate(model_dir, card, progress)
     if not card_engine_ready():

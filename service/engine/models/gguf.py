@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import torch
@@ -26,22 +27,14 @@ def is_gguf(path: Path) -> bool:
 
 def read_gguf(path: Path, progress: Progress) -> Source:
     """Read and dequantize a GGUF; the weights are float32. Raises SourceRefused, ArchitectureRefused."""
-    place = {
-        "pretrained_model_name_or_path": str(path.parent),
-        "gguf_file": path.name,
-        "local_files_only": True,
-    }
     progress("reading", 0, 3)
-    with quiet_transformers(), _parsed_once():
-        try:
-            config = AutoConfig.from_pretrained(**place)
-            check_architecture(config)
-            progress("reading", 1, 3)
-            tokenizer = AutoTokenizer.from_pretrained(**place)
-            progress("reading", 2, 3)
-            model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-        except (ValueError, KeyError, IndexError, NotImplementedError, OSError) as error:
-            raise SourceRefused(f"{path} cannot be read as a GGUF model: {error}") from error
+    with reading(path) as place:
+        config = AutoConfig.from_pretrained(**place)
+        check_architecture(config)
+        progress("reading", 1, 3)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+        progress("reading", 2, 3)
+        model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
     progress("reading", 3, 3)
     config = model.config
     # the loaded model calls itself quantized although its tensors are plain float32 now
@@ -55,6 +48,17 @@ def read_gguf(path: Path, progress: Progress) -> Source:
         tokenizer=tokenizer,
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
     )
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[dict[str, Any]]:
+    """Gives the arguments by which transformers reads a GGUF. Errors in the block become SourceRefused."""
+    place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name, "local_files_only": True}
+    with quiet_transformers(), _parsed_once():
+        try:
+            yield place
+        except (ValueError, KeyError, IndexError, NotImplementedError, OSError) as error:
+            raise SourceRefused(f"{path} cannot be read as a GGUF model: {error}") from error
 
 
 @contextmanager

@@ -26,7 +26,9 @@ _LEAST_CONTEXT = 1024
 def heads_if_possible(model_dir: Path, card: ModelCard, progress: Progress = silent) -> IndexHeads | None:
     """Of an import. None for a model that needs a card where there is none, and for one of a short context: without
     index heads its documents are kept whole."""
-    if card.max_context < _LEAST_CONTEXT or (card.needs_card and not card_engine_ready()):
+    if card.engine == "llamacpp" or card.max_context < _LEAST_CONTEXT:
+        return None
+    if card.needs_card and not card_engine_ready():
         return None
     try:
         return _find(model_dir, card, progress)
@@ -40,6 +42,8 @@ def heads_again(model_dir: Path, progress: Progress = silent) -> IndexHeads:
     Raises EngineRefused when the model needs a card and there is none, or has too short a context.
     """
     card = load_card(model_dir)
+    if card.engine == "llamacpp":
+        raise EngineRefused(f"{card.name} is served by llama.cpp, which does not give what its heads attend to")
     if card.needs_card and not card_engine_ready():
         raise EngineRefused(
             f"the weights of {card.name} are quantized ({card.quantization}): its index heads can be found only where "

@@ -3,6 +3,7 @@ then show it at once.
 
 GGUF file | Hugging Face directory  [+ LoRA adapter]  ->  <models_dir>/<name>/
 EXL2 or GPTQ directory, its weights kept as they are  ->  <models_dir>/<name>/
+GGUF file for the llamacpp engine, kept as it is      ->  <models_dir>/<name>/
 """
 
 import json
@@ -25,6 +26,7 @@ from service.engine.models.chat import plain_parts, split_template
 from service.engine.models.errors import ModelDamaged, SourceRefused, TokenizerRefused
 from service.engine.models.gates import gate_again, gate_if_possible
 from service.engine.models.heads import FindHeads, heads_if_possible
+from service.engine.models.kept_gguf import METHOD, keep_gguf, read_kept
 from service.engine.models.lora import merge_adapter
 from service.engine.models.quantized import find_quantization
 from service.engine.models.registry import check_name
@@ -33,7 +35,7 @@ from service.engine.models.source import Progress, Source, silent
 from service.engine.models.staging import staged
 from service.engine.models.support import head_dim, max_context
 from service.engine.models.weights import config_digest, weights_digest
-from service.engine.models.writer import DTYPES, TEMPLATE_NAME, chat_template, keep_model, write_model
+from service.engine.models.writer import DTYPES, TEMPLATE_NAME, chat_template, keep_model, write_model, write_texts
 from service.engine.prompt import DEFAULT_SYSTEM_TEXT, PromptParts, template_digest
 from service.engine.tokenizer import Tokenizer, tokenizer_digest
 
@@ -49,6 +51,7 @@ def import_model(
     adapter: Path | None = None,
     dtype: str | None = None,
     system_text: str | None = None,
+    engine: str | None = None,
     replace: bool = False,
     measure: Measure = gate_if_possible,
     find_heads: FindHeads = heads_if_possible,
@@ -58,8 +61,9 @@ def import_model(
 
     `adapter`: a PEFT LoRA directory, merged in. `dtype`: float32, bfloat16 or float16; the source's own when
     None (a GGUF is dequantized to float32). `system_text`: what is said before the document, instead of the
-    default. `replace` allows a model of that name to be replaced. `measure` is the KL gate, `find_heads` looks for
-    the index heads. `progress` is told (stage, done, total). EXL2 and GPTQ weights are linked, or copied where the disk
+    default. `engine` "llamacpp" keeps a GGUF as it is, for that engine alone; an adapter's weights become Q8_0 there.
+    `replace` allows a model of that name to be replaced. `measure` is the KL gate, `find_heads` looks for the index
+    heads. `progress` is told (stage, done, total). EXL2 and GPTQ weights are linked, or copied where the disk
     cannot link them; neither `adapter` nor `dtype` applies to them, and without a card their KV types stay unmeasured
     and their index heads unknown.
 
@@ -70,7 +74,7 @@ def import_model(
     if dtype is not None and dtype not in DTYPES:
         raise SourceRefused(f"{dtype!r} is not a dtype for weights: use one of {', '.join(DTYPES)}")
     with staged(models_dir, name, replace=replace) as directory:
-        model = _read(source, progress)
+        model = read_kept(source.absolute(), adapter, progress) if engine == "llamacpp" else _read(source, progress)
         n_parameters = _write(model, directory, adapter, dtype, progress)
         label = model.label if adapter is None else f"{model.label} + {adapter.name}"
         card = _card(model, directory, name=name, label=label, system_text=system_text, progress=progress)
@@ -85,6 +89,11 @@ def import_model(
 
 def _write(model: Source, directory: Path, adapter: Path | None, dtype: str | None, progress: Progress) -> int:
     """The number of parameters."""
+    if model.quantization is not None and model.quantization.method == METHOD:
+        if dtype is not None:
+            raise SourceRefused("the weights of a GGUF are kept as they are: leave --dtype out")
+        write_texts(model, directory)
+        return keep_gguf(model, directory, adapter, progress)
     if model.quantization is not None:
         if adapter is not None or dtype is not None:
             what = "an adapter cannot be merged into them" if adapter is not None else "their dtype cannot be chosen"

@@ -6,6 +6,8 @@ can do beyond that is refused by name: an adapter merged only in part would answ
 
 import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +42,34 @@ def merge_adapter(tensors: dict[str, torch.Tensor], adapter_dir: Path, progress:
     Raises AdapterRefused, before anything was changed, when the adapter uses a feature that is not merged,
     names a module that the model does not have, or has matrices of other shapes.
     """
+    pairs = read_adapter(adapter_dir, {name: weight.shape for name, weight in tensors.items()})
+    for done, (name, pair) in enumerate(pairs.items()):
+        weight = tensors[name]
+        tensors[name] = (weight.float() + pair.delta()).to(weight.dtype)
+        progress("merging", done + 1, len(pairs))
+    return len(pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The matrices of one weight and what their product is multiplied by."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+    def delta(self) -> torch.Tensor:
+        """What is added to the weight, in float32."""
+        return self.scale * (self.b.float() @ self.a.float())
+
+
+def read_adapter(adapter_dir: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, LowRank]:
+    """Weight name -> its matrices, for a model with weights of `shapes`. Raises AdapterRefused as `merge_adapter`."""
     scale, rank = _settings(adapter_dir)
     pairs = _pairs(adapter_dir)
     for name, (a, b) in pairs.items():
-        _check_shapes(name, tensors.get(name), a, b, rank)
-    for done, (name, (a, b)) in enumerate(pairs.items()):
-        weight = tensors[name]
-        delta = scale * (b.float() @ a.float())
-        tensors[name] = (weight.float() + delta).to(weight.dtype)
-        progress("merging", done + 1, len(pairs))
-    return len(pairs)
+        _check_shapes(name, shapes.get(name), a, b, rank)
+    return {name: LowRank(a, b, scale) for name, (a, b) in pairs.items()}
 
 
 def _settings(adapter_dir: Path) -> tuple[float, int]:
@@ -96,11 +116,11 @@ def _parse_key(key: str) -> tuple[str, str]:
     return module, side
 
 
-def _check_shapes(name: str, weight: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, rank: int) -> None:
-    if weight is None:
+def _check_shapes(name: str, shape: Sequence[int] | None, a: torch.Tensor, b: torch.Tensor, rank: int) -> None:
+    if shape is None:
         raise AdapterRefused(f"the adapter targets {name}, which the model does not have")
-    if a.shape != (rank, weight.shape[-1]) or b.shape != (weight.shape[0], rank) or weight.dim() != 2:
+    if a.shape != (rank, shape[-1]) or b.shape != (shape[0], rank) or len(shape) != 2:
         raise AdapterRefused(
             f"the adapter's matrices for {name} are A {tuple(a.shape)} and B {tuple(b.shape)}; "
-            f"rank {rank} and a weight of {tuple(weight.shape)} need others"
+            f"rank {rank} and a weight of {tuple(shape)} need others"
         )

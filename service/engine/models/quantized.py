@@ -33,8 +33,10 @@ class Quantization:
 
     @property
     def label(self) -> str:
-        """Such as "exl2-4.0bpw" or "gptq-4bit-128g-actorder"."""
+        """Such as "exl2-4.0bpw", "gptq-4bit-128g-actorder" or "gguf-MOSTLY_Q4_K_M"."""
         bits = self.settings.get("bits")
+        if self.method == "gguf":
+            return f"gguf-{self.settings['file_type']}"
         if self.method == "exl2":
             return f"exl2-{float(bits):.1f}bpw" if bits else "exl2"
         size = self.settings.get("group_size", -1)
@@ -173,7 +175,7 @@ def keep_files(source: Path, quantization: Quantization, directory: Path) -> Non
     """Put the weights and the config of `source` into `directory`: weights as hard links where the disk allows it, the
     settings of an older GPTQ model into its config, where exllamav2 looks for them."""
     for path in weight_files(source):
-        _link(path, directory / path.name)
+        link(path, directory / path.name)
     config = _json(source / "config.json")
     if "quantization_config" in config:
         shutil.copyfile(source / "config.json", directory / "config.json")
@@ -185,7 +187,8 @@ def keep_files(source: Path, quantization: Quantization, directory: Path) -> Non
         shutil.copyfile(source / "generation_config.json", directory / "generation_config.json")
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: Path, target: Path) -> None:
+    """A hard link where the disk allows it, else a copy."""
     try:
         os.link(source.resolve(), target)
     except OSError:

@@ -9,6 +9,8 @@ from typing import Any
 
 from service.engine.models.errors import ModelDamaged
 
+GGUF_NAME = "model.gguf"
+"""In a model directory whose weights are kept as a GGUF: that file."""
 _CHUNK_NBYTES = 8 << 20
 _MAX_HEADER_NBYTES = 100 << 20
 
@@ -87,11 +89,14 @@ def _file_spans(path: Path) -> Iterator[TensorSpan]:
 
 
 def weights_digest(model_dir: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
-    """32 hex digits over names, dtypes, shapes and bytes of all tensors, independent of the split into files.
+    """32 hex digits over names, dtypes, shapes and bytes of all tensors, independent of the split into files; over all
+    of a GGUF, which says too how its tensors are computed with.
 
     `progress` is told bytes done and in total. Raises ModelDamaged when a file is cut short.
     """
-    spans = tensor_spans(model_dir)
+    path = model_dir / GGUF_NAME
+    kept = path.is_file()
+    spans = [TensorSpan(GGUF_NAME, "", (), path, 0, path.stat().st_size)] if kept else tensor_spans(model_dir)
     total, done = sum(s.nbytes for s in spans), 0
     digest = hashlib.blake2b(digest_size=16)
     for span in spans:

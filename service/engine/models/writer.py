@@ -25,7 +25,7 @@ def write_model(
     tensors = _distinct(source.tensors)
     _write_weights(tensors, directory, dtype, progress, shard_nbytes)
     _write_config(source, directory, dtype)
-    _write_texts(source, directory)
+    write_texts(source, directory)
     return sum(t.numel() for t in tensors.values())
 
 
@@ -34,12 +34,13 @@ def keep_model(source: Source, quantization: Quantization, directory: Path, prog
     number of parameters. Raises SourceRefused for weights that exllamav2 does not read."""
     progress("writing", 0, 1)
     keep_files(source.directory, quantization, directory)
-    _write_texts(source, directory)
+    write_texts(source, directory)
     progress("writing", 1, 1)
     return check_weights(directory, quantization, source.config.num_hidden_layers)
 
 
-def _write_texts(source: Source, directory: Path) -> None:
+def write_texts(source: Source, directory: Path) -> None:
+    """Tokenizer and chat template."""
     (directory / "tokenizer.json").write_bytes(source.tokenizer_json)
     if template := chat_template(source):
         (directory / TEMPLATE_NAME).write_text(template, encoding="utf-8")

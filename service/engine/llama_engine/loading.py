@@ -1,0 +1,186 @@
+"""From a model directory with a GGUF to a runner: loads it, and refuses what would not be served rightly."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from cache_store.fingerprint import Fingerprint
+from cache_store.layout import KVLayout, KVType
+from service.engine.llama_engine.context import LlamaContext
+from service.engine.llama_engine.library import FOR_THE_CARD, api, build, can_offload, lines, why
+from service.engine.llama_engine.places import COPIES
+from service.engine.llama_engine.runner import CHUNK_TOKENS, LlamaRunner
+from service.engine.llama_engine.state import StateFormat, StateMismatch, ggml_types
+from service.engine.models.card import ModelCard, fingerprint
+from service.engine.models.errors import EngineRefused, ModelDamaged
+from service.engine.models.weights import GGUF_NAME
+from service.engine.protocol import RunnerLimits
+
+Offload = Literal["auto", "all", "none"]
+
+N_DOCUMENTS = 32
+"""Documents in memory at a time: each is one of llama.cpp's sequences."""
+N_ROWS, N_OUTPUTS = 512, 128
+"""Rows that go through llama.cpp at once, and those of them that give logits."""
+STEP_TOKENS = {"host": 64, "gpu": CHUNK_TOKENS}
+"""Tokens of a document computed at once: on a processor a whole chunk would hold up streams."""
+FLASH_ATTENTION = 1
+_ALL_LAYERS = 1 << 16
+_PLAIN_ROPE = (0, 2)
+"""`LLAMA_ROPE_TYPE_NORM` and `_NEOX`; positions of the others have several parts."""
+_OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
+_CPU_CACHE = re.compile(r"CPU KV buffer size")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`documents_nbytes`: memory for documents' KV. `max_context` 0 is the model's. `threads` None takes llama.cpp's
+    own number. `offload`: "all" computes on a GPU or not at all, "auto" where this build and machine can."""
+
+    kv_type: KVType
+    n_slots: int
+    tail_tokens: int
+    documents_nbytes: int
+    max_context: int = 0
+    threads: int | None = None
+    offload: Offload = "auto"
+
+
+def n_cells(layout: KVLayout, options: Options) -> int:
+    """Tokens that the cache holds: documents, tails, and of each tail the document's last token once more."""
+    return options.documents_nbytes // layout.bytes_per_token + options.n_slots * (options.tail_tokens + 1)
+
+
+def wants_gpu(offload: Offload) -> bool:
+    """Raises EngineRefused for "all" on a build that cannot."""
+    if offload == "all" and not can_offload():
+        raise EngineRefused(
+            "PREREAD_OFFLOAD=all, but llama.cpp finds no GPU that it computes on: this build of llama-cpp-python is "
+            f"for the processor alone, or the card's driver is missing. {FOR_THE_CARD}, or take PREREAD_OFFLOAD=none"
+        )
+    return offload != "none" and can_offload()
+
+
+def load_runner(model_dir: Path, card: ModelCard, options: Options) -> LlamaRunner:
+    """Seconds, and all memory that it will take. Raises EngineRefused, ModelDamaged."""
+    layout, on_gpu = card.layout(options.kv_type), wants_gpu(options.offload)
+    model = _load_model(model_dir / GGUF_NAME, on_gpu)
+    try:
+        check_model(model, card)
+        context = _new_context(model, layout, options)
+    except BaseException:
+        api().llama_model_free(model)
+        raise
+    try:
+        _check_place(on_gpu)
+        _check_state(context, layout)
+    except BaseException:
+        context.close()
+        raise
+    tier = "gpu" if on_gpu else "host"
+    return LlamaRunner(
+        context,
+        layout,
+        _limits(card, options, context.n_vocab),
+        identity(card, options.kv_type, tier),
+        name=card.name,
+        tier=tier,
+        step_tokens=STEP_TOKENS[tier],
+    )
+
+
+def identity(card: ModelCard, kv_type: KVType, tier: str) -> Fingerprint:
+    """The fingerprint of KV that this build makes of a model."""
+    of_model = fingerprint(card, kv_type, LlamaRunner.compute_dtype, f"llamacpp-{build()}", CHUNK_TOKENS)
+    return replace(of_model, chunking=f"{CHUNK_TOKENS}/{STEP_TOKENS[tier]}/{N_ROWS}")
+
+
+def _limits(card: ModelCard, options: Options, n_vocab: int) -> RunnerLimits:
+    return RunnerLimits(
+        max_context=min(options.max_context or card.max_context, card.max_context),
+        chunk_tokens=CHUNK_TOKENS,
+        n_slots=options.n_slots,
+        tail_tokens=options.tail_tokens,
+        vocab_size=n_vocab,
+        n_documents=N_DOCUMENTS,
+    )
+
+
+def _load_model(path: Path, on_gpu: bool) -> Any:
+    llama = api()
+    lines.clear()
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = _ALL_LAYERS if on_gpu else 0
+    model = llama.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise EngineRefused(f"llama.cpp does not load {path}: {why()}")
+    return model
+
+
+def check_model(model: Any, card: ModelCard) -> None:
+    """Raises EngineRefused for what has more state than keys and values of plain attention, ModelDamaged for a GGUF
+    that is not of the card's shape."""
+    llama = api()
+    reasons = {
+        "it carries a recurrent state": llama.llama_model_is_recurrent(model),
+        "some of its layers carry a recurrent state": llama.llama_model_is_hybrid(model),
+        "it attends through sliding windows": llama.llama_model_n_swa(model) > 0,
+        "it writes by diffusion": llama.llama_model_is_diffusion(model),
+        "it has an encoder": llama.llama_model_has_encoder(model),
+        "its positions are not plain RoPE": llama.llama_model_rope_type(model) not in _PLAIN_ROPE,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise EngineRefused(
+                f"{card.name} is not served by the llamacpp engine: {reason}, so that a snapshot of "
+                "its KV would not be all of its state"
+            )
+    shape = (llama.llama_model_n_layer(model), llama.llama_model_n_head_kv(model), llama.llama_model_n_head(model))
+    if shape != (card.n_layers, card.n_kv_heads, card.n_heads):
+        raise ModelDamaged(f"the GGUF of {card.name} has {shape} layers, KV heads and heads, its card says otherwise")
+
+
+def _new_context(model: Any, layout: KVLayout, options: Options) -> LlamaContext:
+    llama = api()
+    params = llama.llama_context_default_params()
+    params.n_ctx = n_cells(layout, options)
+    params.n_batch = params.n_ubatch = N_ROWS
+    params.n_outputs_max = params.n_outputs_max_per_seq = N_OUTPUTS
+    params.n_seq_max = 1 + N_DOCUMENTS + options.n_slots
+    params.kv_unified = params.offload_kqv = params.no_perf = True
+    # Values of other attention lie transposed in the cache, and cannot be quantized.
+    params.flash_attn_type = FLASH_ATTENTION
+    params.type_k, params.type_v = ggml_types(layout.kv_type)
+    if options.threads:
+        params.n_threads = params.n_threads_batch = options.threads
+    context = llama.llama_init_from_model(model, params)
+    if not context:
+        raise EngineRefused(f"llama.cpp makes no context of {params.n_ctx:,} tokens: {why()}")
+    return LlamaContext(model, context, N_ROWS, N_OUTPUTS)
+
+
+def _check_place(on_gpu: bool) -> None:
+    """Raises EngineRefused unless all layers and the whole cache are on the GPU that they should be on."""
+    if not on_gpu:
+        return
+    found = [match for line in lines if (match := _OFFLOADED.search(line))]
+    counts = (found[-1][1], found[-1][2]) if found else ("0", "?")
+    if counts[0] != counts[1] or any(_CPU_CACHE.search(line) for line in lines):
+        raise EngineRefused(
+            f"llama.cpp put {counts[0]} of {counts[1]} layers on the GPU, or a part of the KV cache beside it: that is "
+            "many times slower. Use a smaller model or cache (PREREAD_RESIDENT_BYTES), or PREREAD_OFFLOAD=none"
+        )
+
+
+def _check_state(context: LlamaContext, layout: KVLayout) -> None:
+    """One token's state has to be of the form that is stored. Raises EngineRefused."""
+    one = np.ones(1, np.int32)
+    context.decode(0 * one, 0 * one, COPIES * one, np.zeros(1, bool))
+    try:
+        StateFormat(layout).read(context.state(COPIES), 0, 1)
+    except StateMismatch as error:
+        raise EngineRefused(f"the model's state is not plain attention KV: {error}") from None
+    context.remove(COPIES)
