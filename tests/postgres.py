@@ -79,7 +79,7 @@ class PostgresServer:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait()
-        psutil.wait_procs(family[1:], timeout=20)
+        psutil.wait_procs(family[1:], timeout=60)
 
     def freeze(self) -> None:
         self._signal_all(signal.SIGSTOP)
@@ -91,12 +91,12 @@ class PostgresServer:
         if self.process.poll() is None:
             self.thaw()
             self.process.send_signal(signal.SIGQUIT)
-            self.process.wait(20)
+            self.process.wait(60)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _answers(self) -> bool:
         command = [program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
-        return subprocess.run(command, timeout=20, check=False).returncode == 0
+        return subprocess.run(command, timeout=60, check=False).returncode == 0
 
     def _run(self, name: str, *arguments: str) -> None:
         command = [program(name), "-D", str(self._data), *arguments]

@@ -19,6 +19,9 @@ from service.errors import DatabaseUnavailable, Unavailable
 
 BEATS = 4
 """Signs of life in the time after which a process is given up."""
+MOST_OF_A_LOOK = 0.5
+"""Of that time, what passes between two looks at others counts no more than this part: a machine that stood still has
+stopped the signs of life of its other processes too, and they get the time to give one."""
 FRESH = 0.6
 """A process whose last sign of life is older than this part of the time gives another one before it begins work."""
 Listener = Callable[[], Awaitable[None]]
@@ -41,6 +44,8 @@ class Leases:
         self.each_beat: list[Listener] = []
         self._beaten_at = 0.0
         self._watched: dict[str, tuple[int, float]] = {}
+        self._looked_at = clock.monotonic()
+        self._watched_s = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def register(self) -> None:
@@ -108,12 +113,18 @@ class Leases:
     async def _watch(self) -> None:
         async with self._db.reading() as uow:
             beats = await uow.processes.beats()
-        now = self._clock.monotonic()
+        now = self._seconds_watched()
         seen = {id: self._watched.get(id, (beat, now)) for id, beat in beats.items() if id != self.owner}
         self._watched = {id: was if was[0] == beats[id] else (beats[id], now) for id, was in seen.items()}
         for id, (beat, since) in self._watched.items():
             if now - since >= self.lease_s:
                 await self._give_up(id, beat)
+
+    def _seconds_watched(self) -> float:
+        now = self._clock.monotonic()
+        self._watched_s += min(now - self._looked_at, MOST_OF_A_LOOK * self.lease_s)
+        self._looked_at = now
+        return self._watched_s
 
     async def _give_up(self, process_id: str, beat: int) -> None:
         async with self._db.writing() as uow:

@@ -40,7 +40,7 @@ class Slots:
         assert nbytes <= self.piece_nbytes
         with self._changed:
             while wait and not self._free:
-                assert self._changed.wait(30), "nobody gives memory back"
+                assert self._changed.wait(60), "nobody gives memory back"
             if not self._free:
                 return None
             slot = self._free.pop()

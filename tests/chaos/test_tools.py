@@ -75,7 +75,7 @@ def _read_to_the_end(client: socket.socket) -> None:
 
 
 def test_bytes_pass_and_wait(wire: Wire) -> None:
-    with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as client:
         client.sendall(b"hello")
         assert client.recv(10) == b"hello"
         wire.set("stall")
@@ -83,13 +83,13 @@ def test_bytes_pass_and_wait(wire: Wire) -> None:
         client.settimeout(0.3)
         with pytest.raises(TimeoutError):
             client.recv(10)
-        client.settimeout(20)
+        client.settimeout(60)
         wire.set("")
         assert client.recv(10) == b"again"
 
 
 def test_a_reply_is_cut_and_the_connection_reset(wire: Wire) -> None:
-    with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as client:
         wire.set("reset")
         client.sendall(b"12345678")
         with pytest.raises(ConnectionResetError):
@@ -98,16 +98,16 @@ def test_a_reply_is_cut_and_the_connection_reset(wire: Wire) -> None:
 
 
 def test_connections_are_refused_for_a_while(wire: Wire) -> None:
-    with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as client:
         client.sendall(b"x")
         assert client.recv(1) == b"x"
         wire.set("refuse")
         with pytest.raises(ConnectionResetError):
             client.recv(1)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", wire.port), timeout=20)
+        socket.create_connection(("127.0.0.1", wire.port), timeout=60)
     wire.set("")
-    with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", wire.port), timeout=60) as client:
         client.sendall(b"x")
         assert client.recv(1) == b"x"
 

@@ -97,7 +97,7 @@ def test_the_health_check_tells_a_live_server_from_a_failing_one(preread, status
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         result = run_check(preread, server.server_port)
-        thread.join(10)
+        thread.join(60)
     assert asked == ["/health/live"]
     assert (result.returncode == 0) is healthy
 
@@ -107,7 +107,7 @@ def run_check(preread: dict, port: int) -> subprocess.CompletedProcess:
     assert (kind, program, flag) == ("CMD", "python", "-c")
     assert f":{preread['environment']['PREREAD_PORT']}/" in code
     code = code.replace(f":{preread['environment']['PREREAD_PORT']}/", f":{port}/")
-    return subprocess.run([sys.executable, flag, code], capture_output=True, timeout=30, check=False)
+    return subprocess.run([sys.executable, flag, code], capture_output=True, timeout=60, check=False)
 
 
 def test_the_port_is_the_same_everywhere(preread):

@@ -71,7 +71,7 @@ class WorkerProcess:
         self._look()
         self._process.kill()
         self._process.wait()
-        _, alive = psutil.wait_procs(self._children, timeout=30)
+        _, alive = psutil.wait_procs(self._children, timeout=60)
         for process in alive:
             process.kill()
         assert not alive, f"processes outlived the worker: {alive}"

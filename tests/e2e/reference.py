@@ -21,21 +21,21 @@ from service.engine.torch_engine.runner import TorchRunner
 
 @torch.inference_mode()
 def generate(
-    model_dir: str, prompts: list[list[int]], max_new: int, end_id: int, compute_dtype: str
+    model_dir: str, prompts: list[list[int]], max_new: int, end_id: int, compute_dtypes: list[str]
 ) -> list[dict[str, Any]]:
     """Greedy continuations in FP32 with a `DynamicCache`. `gaps`: between the two largest logits at each step;
-    `noise`: by how much a logit at these positions moves when the tokens are computed in one pass, in
-    `compute_dtype`."""
-    model = _load(model_dir, torch.float32)
-    other = model if compute_dtype == "float32" else _load(model_dir, getattr(torch, compute_dtype))
-    return [_generated(model, other, prompt, max_new, end_id) for prompt in prompts]
+    `noise`, for each of `compute_dtypes`: by how much a logit at these positions moves when the tokens are computed in
+    one pass, in that dtype."""
+    models = {name: _load(model_dir, getattr(torch, name)) for name in dict.fromkeys(["float32", *compute_dtypes])}
+    return [_generated(models, prompt, max_new, end_id) for prompt in prompts]
 
 
 def _load(model_dir: str, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, local_files_only=True).eval()
 
 
-def _generated(model: Any, other: Any, prompt: list[int], max_new: int, end_id: int) -> dict[str, Any]:
+def _generated(models: dict[str, Any], prompt: list[int], max_new: int, end_id: int) -> dict[str, Any]:
+    model = models["float32"]
     out = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -49,13 +49,17 @@ def _generated(model: Any, other: Any, prompt: list[int], max_new: int, end_id: 
     )
     ids = out.sequences[0, len(prompt) :].tolist()
     steps = torch.cat(out.logits).float()
-    at_once = other(out.sequences, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     top = steps.topk(2).values
     return {
         "ids": ids,
         "gaps": (top[:, 0] - top[:, 1]).tolist(),
-        "noise": (steps - at_once).abs().max().item(),
+        "noise": {name: _noise(other, out.sequences, steps) for name, other in models.items()},
     }
+
+
+def _noise(model: Any, sequences: Tensor, steps: Tensor) -> float:
+    at_once = model(sequences, use_cache=False, logits_to_keep=len(steps) + 1).logits[0, :-1].float()
+    return (steps - at_once).abs().max().item()
 
 
 def never_stored(

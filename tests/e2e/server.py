@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import httpx
 import psutil
 
+from tests.migrated import place
+
 ROOT = Path(__file__).parents[2]
 PREREAD = (sys.executable, "-c", "from service.cli import main; main()")
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_server.py")))
@@ -61,6 +63,8 @@ class Server:
     def start(self) -> "Server":
         """Start, and wait until a question would be answered."""
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if "database_url" not in self.settings:
+            place(self.data_dir / "preread.sqlite3")
         seen = self.log_path.stat().st_size if self.log_path.exists() else 0
         command = [*PREREAD, "serve", "--port", "0"] if self.fake is None else [*FAKE, json.dumps(self.fake)]
         with self.log_path.open("ab") as log:

@@ -1,7 +1,7 @@
-"""4,000 tokens of the example contract, read once though engine and server are killed meanwhile: after a restart only
-the question is computed, and what is stored is what a run gives that never stored anything.
+"""A part of the example contract, read once though engine and server are killed meanwhile: after a restart only the
+question is computed, and what is stored is what a run gives that never stored anything.
 
-The demo, which is tested too, reads all of it, from its PDF.
+The demo, which is tested too, reads all of it, from its PDF; `make long` a part of 4,000 tokens.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,18 @@ from tests.e2e.server import ROOT, Server, files_below
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 CONTRACT = (ROOT / "examples" / "contract" / "contract.md").read_text(encoding="utf-8")
-N_TOKENS = 4000
 KV_TYPE = "k8v4"
 FIRST, FOLLOW_UP = "Who is the safety officer of the Operator?", "When does the agreement expire?"
 
 
+@pytest.fixture(scope="module", params=[2000, pytest.param(4000, marks=pytest.mark.long)])
+def n_tokens(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def server(serve_all: Callable[..., Server], demo_model: Path) -> Server:
+def server(serve_all: Callable[..., Server], demo_model: Path, n_tokens: int) -> Server:
+    """One for each document."""
     return serve_all(model=demo_model, compute_dtype="float32", kv_type=KV_TYPE)
 
 
@@ -34,10 +39,10 @@ def prompts(demo_model: Path) -> Prompts:
 
 
 @pytest.fixture(scope="module")
-def document(server: Server, prompts: Prompts) -> dict[str, Any]:
+def document(server: Server, prompts: Prompts, n_tokens: int) -> dict[str, Any]:
     starts = prompts.tokenizer.encode_plain_offsets(CONTRACT).starts
-    document = build_killed_twice(server, CONTRACT[: starts[N_TOKENS]].encode(), "contract.md")
-    assert document["token_count"] >= N_TOKENS
+    document = build_killed_twice(server, CONTRACT[: starts[n_tokens]].encode(), "contract.md")
+    assert document["token_count"] >= n_tokens
     return document
 
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 def fake_cases(serve_all, demo_model: Path) -> dict[str, Case]:
     """Answers of this engine hash every byte of the KV they build on."""
     fake = {"model_dir": str(demo_model), "fake_layers": 120, "fake_chunk_tokens": 512}
-    texts = [story(n, 520 if damage.large else 12) for n, damage in enumerate(MANY)]
+    texts = [story(n, 350 if damage.large else 12) for n, damage in enumerate(MANY)]
     server: Server = serve_all(fake=fake, kv_type="fp16")
     damaged = Damaged(server, MANY, texts)
     server.stop()

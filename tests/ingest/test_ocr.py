@@ -146,7 +146,7 @@ def test_without_tesseract_the_refusal_says_how_to_install_it(pdf: PdfMaker, put
 
 def test_one_page_that_takes_too_long_leaves_the_others(pdf: PdfMaker, put: Put, tesseract, tmp_path: Path):
     tesseract(act=f"[ -e {tmp_path}/once ] || {{ touch {tmp_path}/once; exec sleep 60; }}\necho 'Read at last'")
-    pages, warnings = read(put(pdf.scanned(2)), ParseLimits(ocr_languages="eng", ocr_page_s=0.7))
+    pages, warnings = read(put(pdf.scanned(2)), ParseLimits(ocr_languages="eng", ocr_page_s=4))
     assert pages == ["", "Read at last"]
     assert "1 of 2 pages was given up by text recognition: page 1." in warnings
 

@@ -45,8 +45,8 @@ async def test_pages_come_in_order_with_progress(pdf: PdfMaker, put: Put):
 
 async def test_a_page_that_never_ends_is_killed(pdf: PdfMaker, put: Put):
     started = time.monotonic()
-    with pytest.raises(ParserTimeout, match=r"page 1 of 1 took longer than 1 s") as caught:
-        await parse(put(pdf.hanging()), limits=ParseLimits(page_wall_s=1))
+    with pytest.raises(ParserTimeout, match=r"page 1 of 1 took longer than 2 s") as caught:
+        await parse(put(pdf.hanging()), limits=ParseLimits(page_wall_s=2))
     assert time.monotonic() - started < 10
     assert caught.value.code == "parser_timeout"
 
@@ -105,8 +105,7 @@ async def test_the_name_decides_nothing(pdf: PdfMaker, tmp_path: Path):
 async def test_the_password_is_not_on_the_command_line(pdf: PdfMaker, put: Put):
     others = set(psutil.Process().children())
     task = asyncio.create_task(parse(put(pdf.hanging()), password="open sesame"))
-    await asyncio.sleep(0.8)
-    children = set(psutil.Process().children()) - others
+    children = await _until(lambda: set(psutil.Process().children()) - others)
     assert children
     assert all("sesame" not in " ".join([*child.cmdline(), *child.environ().values()]) for child in children)
     task.cancel()

@@ -4,11 +4,14 @@ import asyncio
 import socket
 import threading
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
+from sqlalchemy import make_url
 
+import service.core.adapters as adapters
 from ingest.model import Document, MediaType, Page
 from service.app import create_app
 from service.core.adapters import Given
@@ -17,7 +20,22 @@ from service.core.key_ring import KeyRing
 from service.core.prompts import fake_prompts
 from service.engine.fake import FakeEngine
 from service.settings import Settings
+from tests.migrated import place
 from tests.service.fake_store import Store
+
+
+@pytest.fixture(scope="session", autouse=True)
+def databases_are_copied():
+    """A new data directory gets a database that is at the head already."""
+    upgrade = adapters.upgrade
+
+    async def copied(url):
+        place(Path(make_url(url).database))
+        await upgrade(url)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapters, "upgrade", copied)
+        yield
 
 
 @pytest.fixture
@@ -82,11 +100,11 @@ def serving(make_app):
         thread.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         try:
-            with httpx.Client(base_url=url, timeout=20) as client:
+            with httpx.Client(base_url=url, timeout=60, verify=False, trust_env=False) as client:
                 yield client, app
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
             listening.close()
 
     return started
@@ -111,7 +129,7 @@ def upload():
 def until():
     """Waits for a document to be in one of these states; its body."""
 
-    async def wait(client, document_id, *statuses, timeout_s=20.0):
+    async def wait(client, document_id, *statuses, timeout_s=60.0):
         async with asyncio.timeout(timeout_s):
             while True:
                 body = (await client.get(f"/v1/documents/{document_id}")).json()
@@ -132,7 +150,7 @@ def eventually():
     """Waits for a condition."""
 
     async def wait(condition):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
 

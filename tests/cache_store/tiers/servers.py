@@ -43,7 +43,7 @@ class RedisServer:
     def start(self) -> None:
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
         client = self.client()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while True:
             try:
                 client.ping()
@@ -84,7 +84,7 @@ class S3Server:
             [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | CREDENTIALS,
         )  # fmt: skip
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while True:
             try:
                 if httpx.put(f"{self.endpoint}/{BUCKET}").status_code == 200:

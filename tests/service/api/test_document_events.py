@@ -92,7 +92,7 @@ def loop_call(app, action):
     loop = app.state.services.jobs._writer.get_loop()
     done = threading.Event()
     loop.call_soon_threadsafe(lambda: (action(), done.set()))
-    assert done.wait(5)
+    assert done.wait(60)
 
 
 def order(event_id):

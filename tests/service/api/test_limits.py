@@ -240,6 +240,6 @@ async def test_old_records_go(open_client, person, session_of, clock, eventually
             async with client.services.db.reading() as uow:
                 return await uow.records.audited(limit=10)
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await left():  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.02)

@@ -203,7 +203,7 @@ def test_stream_equals_the_answer_whatever_it_says(serve) -> None:
 
 def test_a_client_that_comes_back_loses_nothing(serve) -> None:
     reply = [f"{n} " for n in range(60)]
-    with serve(FakeEngine(reply, max_context=20_000, token_delay_s=0.01), disconnect_grace_s=5) as live:
+    with serve(FakeEngine(reply, max_context=20_000, token_delay_s=0.01), disconnect_grace_s=60) as live:
         session_id = live.session(live.document())
         events: list = []
         with live.client() as client:
@@ -226,11 +226,12 @@ def test_a_client_that_leaves_ends_its_answer(serve, stream: bool) -> None:
     with serve(FakeEngine(["x"] * 4000, max_context=20_000, token_delay_s=0.01), disconnect_grace_s=0) as live:
         session_id = live.session(live.document())
         path, body = f"/v1/sessions/{session_id}/questions", {"question": "Go on.", "stream": stream}
+        timeout = httpx.Timeout(60, read=60 if stream else 1.5)
         with live.client() as client, suppress(httpx.ReadTimeout):
-            with client.stream("POST", path, json=body, timeout=10 if stream else 0.3) as response:
+            with client.stream("POST", path, json=body, timeout=timeout) as response:
                 assert stream, "only a stream answers before the end"
                 assert len(take(response, 2)) == 2
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         with live.client() as client:
             turns: list[dict] = []
             # A client may leave before its question has become a turn.
@@ -245,7 +246,7 @@ def test_a_client_that_leaves_ends_its_answer(serve, stream: bool) -> None:
 
 def test_the_engine_dies_in_mid_answer(serve) -> None:
     with (
-        serve(FakeEngine(["x "] * 200, max_context=20_000, token_delay_s=0.01)) as live,
+        serve(FakeEngine(["x "] * 2000, max_context=20_000, token_delay_s=0.01)) as live,
         live.client() as client,
     ):
         session_id = live.session(live.document())
@@ -274,16 +275,18 @@ def test_fifty_questions_at_once_on_a_queue_of_eight(serve) -> None:
         sessions = [live.session(document_id) for _ in range(50)]
         responses: list[httpx.Response] = []
 
-        def ask(session_id: str) -> None:
-            with live.client() as client:
-                path = f"/v1/sessions/{session_id}/questions"
-                responses.append(client.post(path, json={"question": "Who?"}))
+        together = threading.Barrier(50)
 
-        threads = [threading.Thread(target=ask, args=(session_id,)) for session_id in sessions]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        def ask(session_id: str) -> None:
+            together.wait(60)
+            responses.append(clients.post(f"/v1/sessions/{session_id}/questions", json={"question": "Who?"}))
+
+        with live.client() as clients:
+            threads = [threading.Thread(target=ask, args=(session_id,)) for session_id in sessions]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
         refused = [r for r in responses if r.status_code == 429]
         assert len(refused) + len([r for r in responses if r.status_code == 200]) == 50
         assert refused
@@ -296,7 +299,7 @@ def test_fifty_questions_at_once_on_a_queue_of_eight(serve) -> None:
 
 
 def test_two_questions_at_once_on_one_session(serve) -> None:
-    with serve(FakeEngine(max_context=20_000, token_delay_s=0.1)) as live, live.client() as client:
+    with serve(FakeEngine(max_context=20_000, token_delay_s=0.6)) as live, live.client() as client:
         session_id = live.session(live.document())
         path = f"/v1/sessions/{session_id}/questions"
         with client.stream("POST", path, json={"question": "One?", "stream": True}) as response:
@@ -333,10 +336,10 @@ def test_a_stop_ends_streams_and_keeps_turns(serve) -> None:
 
         reader = threading.Thread(target=read)
         reader.start()
-        assert opened.wait(10)
+        assert opened.wait(60)
         began = time.monotonic()
-    reader.join(5)
-    assert time.monotonic() - began < 10
+    reader.join(60)
+    assert time.monotonic() - began < 30
     assert events[-1][1] == "error"
     with serve() as live, live.client() as client:
         (turn,) = client.get(f"/v1/sessions/{session_id}").json()["turns"]

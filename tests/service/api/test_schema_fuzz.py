@@ -50,7 +50,7 @@ def test_requests_made_from_the_schema(live):
                 case.path_parameters["document_id"] = document
             if "session_id" in (case.path_parameters or {}):
                 case.path_parameters["session_id"] = session
-            case.call_and_validate(checks=checks, timeout=20)
+            case.call_and_validate(checks=checks, timeout=60)
             tried += 1
 
         if operation.method != "delete":

@@ -249,14 +249,14 @@ async def _revoke_key(live, token):
 
 
 def _in_server(live, step):
-    return asyncio.run_coroutine_threadsafe(step, live.loop).result(20)
+    return asyncio.run_coroutine_threadsafe(step, live.loop).result(60)
 
 
 def _ready(client: httpx.Client) -> str:
     document_id = client.post("/v1/documents", files={"file": ("a.txt", b"The fee is 1,275 pounds. " * 20)}).json()[
         "id"
     ]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while client.get(f"/v1/documents/{document_id}").json()["status"] != "ready":
         assert time.monotonic() < deadline
         time.sleep(0.02)

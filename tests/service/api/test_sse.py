@@ -39,9 +39,13 @@ async def test_events_have_id_name_and_json():
 
 @pytest.mark.anyio
 async def test_a_quiet_stream_gets_comments():
-    events = source([], Event(1, "a", 0), then=lambda: asyncio.sleep(0.2))
-    chunks = [chunk async for chunk in chunks_of(event_stream(events, heartbeat_s=0.05))]
-    comments = [chunk for chunk in chunks if chunk.startswith(b":")]
+    enough, comments = asyncio.Event(), []
+    events = source([], Event(1, "a", 0), then=enough.wait)
+    async for chunk in chunks_of(event_stream(events, heartbeat_s=0.05)):
+        if chunk.startswith(b":"):
+            comments.append(chunk)
+        if len(comments) == 2:
+            enough.set()
     assert len(comments) >= 2
     assert b"data" not in comments[0]
 

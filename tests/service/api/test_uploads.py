@@ -199,7 +199,7 @@ async def test_more_pages_than_allowed(open_client, made):
 
 def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(serving, settings):
     with serving() as (client, _):
-        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
             connection.sendall(
                 b"POST /v1/documents HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
                 b"Content-Type: multipart/form-data; boundary=b\r\nContent-Length: 2147483648\r\n\r\n"

@@ -130,7 +130,7 @@ def test_ask_reads_a_pipe(preread, tmp_path):
     writing = threading.Thread(target=(tmp_path / "pipe").write_text, args=(TEXT * 6,))
     writing.start()
     assert preread("ask", str(tmp_path / "pipe"), "Who?").stdout.startswith("The safety officer is Bartholomew")
-    writing.join(20)
+    writing.join(60)
 
 
 def test_what_was_deleted_before_an_error_is_said(preread, file):

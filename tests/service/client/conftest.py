@@ -26,7 +26,7 @@ def live(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(live):
-    with Client(live.url, timeout=20) as client:
+    with Client(live.url, timeout=60) as client:
         yield client
 
 

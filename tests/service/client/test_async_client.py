@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def aclient(live, anyio_backend):
-    async with AsyncClient(live.url, timeout=20) as client:
+    async with AsyncClient(live.url, timeout=60) as client:
         yield client
 
 

@@ -109,7 +109,7 @@ def test_a_list_goes_on_while_what_it_told_is_deleted(client, document):
 
 @pytest.mark.anyio
 async def test_so_does_one_of_asyncio(live, document):
-    async with AsyncClient(live.url, timeout=20) as client:
+    async with AsyncClient(live.url, timeout=60) as client:
         made = [(await client.sessions.create(document.id)).id for _ in range(5)]
         async for each in client.sessions.list(page_size=2):
             await client.sessions.delete(each.id)
@@ -153,7 +153,7 @@ def test_a_file_is_saved_to_where_it_is_wanted(client, document, tmp_path):
     reading = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()))
     reading.start()
     client.documents.save_file(document.id, tmp_path / "pipe")
-    reading.join(20)
+    reading.join(60)
     assert got == [TEXT]
     assert (tmp_path / "pipe").is_fifo()
 
@@ -303,7 +303,7 @@ def test_threads_share_a_client(client, document):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(answers) == 6
     assert len(set(answers)) == 1
 

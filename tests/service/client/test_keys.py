@@ -22,13 +22,13 @@ def key(live):
 
 @pytest.fixture
 def ann(live, key):
-    with Client(live.url, key("ann"), timeout=20) as client:
+    with Client(live.url, key("ann"), timeout=60) as client:
         yield client
 
 
 @pytest.fixture
 def bob(live, key):
-    with Client(live.url, key("bob"), timeout=20) as client:
+    with Client(live.url, key("bob"), timeout=60) as client:
         yield client
 
 

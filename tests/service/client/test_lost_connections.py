@@ -53,7 +53,7 @@ def heal_after_a_fault(wire):
 
 
 def test_a_stream_is_taken_up_again_where_it_was(wire, session, counting):
-    with Client(f"http://127.0.0.1:{wire.port}", timeout=20) as client:
+    with Client(f"http://127.0.0.1:{wire.port}", timeout=60) as client:
         seen, n_cuts = [], 0
         for event in client.stream(session.id, "Count"):
             seen.append(event)
@@ -68,7 +68,7 @@ def test_a_stream_is_taken_up_again_where_it_was(wire, session, counting):
 
 @pytest.mark.anyio
 async def test_so_is_one_of_asyncio(wire, session, counting):
-    async with AsyncClient(f"http://127.0.0.1:{wire.port}", timeout=20) as client:
+    async with AsyncClient(f"http://127.0.0.1:{wire.port}", timeout=60) as client:
         text = ""
         async for event in client.stream(session.id, "Count"):
             if isinstance(event, Token):
@@ -79,7 +79,7 @@ async def test_so_is_one_of_asyncio(wire, session, counting):
 
 
 def test_a_server_that_stays_away_is_given_up_and_can_be_followed_later(wire, live, session, counting):
-    with Client(f"http://127.0.0.1:{wire.port}", timeout=20, resume_s=0.3) as client:
+    with Client(f"http://127.0.0.1:{wire.port}", timeout=60, resume_s=0.3) as client:
         events = client.stream(session.id, "Count")
         next(events)
         wire.set("refuse")
@@ -101,7 +101,7 @@ def test_an_upload_whose_response_is_lost_is_sent_again(wire, client, tmp_path):
     healing = threading.Thread(target=heal_after_a_fault, args=(wire,))
     healing.start()
     (tmp_path / "once.txt").write_bytes(b"It is read once. " * 30)
-    with Client(f"http://127.0.0.1:{wire.port}", timeout=20, retries=10) as through:
+    with Client(f"http://127.0.0.1:{wire.port}", timeout=60, retries=10) as through:
         made = through.documents.upload(tmp_path / "once.txt")
     healing.join()
     assert wire.n_faults

@@ -18,11 +18,11 @@ from service.core.sessions import SessionService
 from service.core.streams import AnswerStream
 from service.core.together import Gathering
 from service.db.engine import Database
-from service.db.migrations import upgrade
 from service.db.models import DocumentRow, PageRow
 from service.engine.fake import FakeEngine, digest_of
 from service.engine.messages import BuildDone, BuildRequest, DocumentRef
 from service.errors import ServiceError
+from tests.migrated import place
 
 OWNER = "local"
 DOCUMENT_IDS = list(range(2000, 2600))
@@ -123,16 +123,16 @@ class World:
         return event.data
 
     async def until_idle(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.answers.running:  # noqa: ASYNC110 - the service has no event for being idle
                 await asyncio.sleep(0.005)
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'db.sqlite3'}"
-    await upgrade(url)
-    database = Database(url)
+    path = tmp_path / "db.sqlite3"
+    place(path)
+    database = Database(f"sqlite+aiosqlite:///{path}")
     engine = FakeEngine(max_context=2048)
     engine.snapshots[REF] = (digest_of(DOCUMENT_IDS), len(DOCUMENT_IDS), None)
     async with database.writing() as uow:

@@ -25,7 +25,7 @@ async def test_engine_that_is_down(world) -> None:
 
 
 async def test_engine_lost_in_mid_answer(world) -> None:
-    world.engine.token_delay_s = 0.02
+    world.engine.token_delay_s = 0.3
     session_id = await world.session()
     stream = await world.ask(session_id)
     events: list[StreamEvent] = []
@@ -95,7 +95,7 @@ async def test_failures_of_the_engine(world, code: str, kind: type[ServiceError]
 
 async def test_abandoned_answer_is_cancelled_and_the_session_goes_on(world) -> None:
     world.engine.reply = ["x"] * 500
-    world.engine.token_delay_s = 0.005
+    world.engine.token_delay_s = 0.02
     session_id = await world.session()
     stream = await world.ask(session_id)
     async for _ in stream.events():
@@ -103,7 +103,7 @@ async def test_abandoned_answer_is_cancelled_and_the_session_goes_on(world) -> N
     await world.until_idle()
     _, turns = await world.sessions.get(world.owner, session_id)
     assert (turns[0].status, turns[0].finish_reason) == ("cancelled", "cancelled")
-    assert 0 < len(turns[0].answer) < 60
+    assert 0 < len(turns[0].answer) < 400
     assert turns[0].answer == stream.text
     world.engine.reply = ["ok"]
     assert (await world.answer(session_id))["answer"] == "ok"
@@ -111,6 +111,7 @@ async def test_abandoned_answer_is_cancelled_and_the_session_goes_on(world) -> N
 
 @pytest.mark.alone
 async def test_reader_that_returns_in_time_gets_the_rest(world) -> None:
+    world.conversations = world.build(grace_s=5)
     world.engine.reply = [f"{n} " for n in range(40)]
     world.engine.token_delay_s = 0.003
     session_id = await world.session()
@@ -129,14 +130,14 @@ async def test_reader_that_returns_in_time_gets_the_rest(world) -> None:
 
 @pytest.mark.alone
 async def test_cancelled_while_rebuilding(world) -> None:
-    world.engine.chunk_delay_s = 0.2
+    world.engine.chunk_delay_s = 60
     session_id = await world.session()
     world.engine.miss_next()
     stream = await world.ask(session_id)
     waiting = asyncio.create_task(stream.wait_closed())
     await asyncio.sleep(0.02)
     waiting.cancel()
-    async with asyncio.timeout(0.3):
+    async with asyncio.timeout(20):
         await world.until_idle()
     assert stream.last_event is not None
     assert stream.last_event.data["finish_reason"] == "cancelled"
@@ -186,9 +187,9 @@ async def test_full_disk_when_a_question_begins(world) -> None:
 
 
 async def test_full_disk_when_an_answer_ends(world) -> None:
-    world.engine.token_delay_s = 0.02
     session_id = await world.session()
     await world.answer(session_id, "One?")
+    world.engine.token_delay_s = 1.0  # the disk is full by then
     world.engine.reply = ["long " * 20_000]
     stream = await world.ask(session_id, "Two?")
     await fill_disk(world)
@@ -196,7 +197,7 @@ async def test_full_disk_when_an_answer_ends(world) -> None:
     assert isinstance(event.data, StorageFull)
     assert world.files.removed == [stream.answer_id]
     await empty_disk(world)
-    world.engine.reply = ["ok"]
+    world.engine.reply, world.engine.token_delay_s = ["ok"], 0.0
     await world.answer(session_id, "Three?")
     assert len(world.engine.answered[-1].turns) == 1
     _, turns = await world.sessions.get(world.owner, session_id)

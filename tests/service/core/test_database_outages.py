@@ -20,7 +20,7 @@ async def over_postgres(anyio_backend, postgres, open_client):
 
 async def answered(client, path):
     """The response once the database is there for it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (response := await client.get(path)).status_code == 503:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.05)
     return response
@@ -79,7 +79,7 @@ async def test_an_answer_that_is_being_given_reaches_its_reader_and_is_kept(over
         asked = asyncio.create_task(
             client.post(f"/v1/sessions/{session_id}/questions", json={"question": "How much?"}, timeout=60)
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not client.services.conversations.answers.running:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         await asyncio.to_thread(postgres.kill)

@@ -120,6 +120,20 @@ async def test_an_outage_is_nobodys_silence(db, process, monkeypatch):
 
 
 @pytest.mark.anyio
+async def test_a_machine_that_stood_still_is_nobodys_silence(db, process):
+    await add_document(db)
+    owner, other = await process(), await process()
+    assert await claims(db, owner)
+    await seconds_pass(LEASE_S / 4, owner, other)
+    other._clock.advance(20 * LEASE_S)
+    await other._watch()
+    await seconds_pass(LEASE_S, owner, other)
+    assert not await claims(db, other)
+    await seconds_pass(1.5 * LEASE_S, other)
+    assert await claims(db, other)
+
+
+@pytest.mark.anyio
 async def test_a_process_that_leaves_is_not_waited_for(db, process):
     await add_document(db)
     leaving, other = await process(), await process()

@@ -51,7 +51,7 @@ async def states(client, ids):
 
 
 async def until_states(client, ids, check):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not check(await states(client, ids)):  # noqa: ASYNC110 - what is asked is the API
             await asyncio.sleep(0.02)
 

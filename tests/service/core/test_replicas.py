@@ -38,7 +38,7 @@ async def test_events_are_read_at_a_process_that_does_not_work_on_the_document(t
     one, other = two
     reader.gate.clear()
     document_id = (await upload(one, TEXT)).json()["id"]
-    reading = asyncio.create_task(other.get(f"/v1/documents/{document_id}/events", timeout=20))
+    reading = asyncio.create_task(other.get(f"/v1/documents/{document_id}/events", timeout=60))
     await asyncio.sleep(1.2)
     assert not reading.done()
     reader.gate.set()

@@ -192,7 +192,7 @@ async def test_a_lost_process_finds_its_answer_taken_over_and_does_not_spoil_it(
     reading = asyncio.create_task(events_at(one, asked))
     await asyncio.sleep(0.2)
     one.services.leases._task.cancel()  # it stands still
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await turn_of(other, asked)).lease_owner != other.services.leases.owner:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.05)
     assert not await one.services.leases._beat()  # it is back
@@ -235,7 +235,7 @@ async def test_a_document_deleted_at_the_other_is_answered_about_nowhere(one, ot
 async def test_an_answer_of_which_nothing_is_known_ends_with_a_retryable_error(one, other, asked, engine):
     engine._kept.clear()
     one.services.leases._task.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await turn_of(other, asked)).status == "running":  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.05)
     (event,) = await events_at(other, asked)

@@ -26,7 +26,7 @@ async def db(url):
     await database.close()
 
 
-async def until_it_answers(db, within_s=20.0):
+async def until_it_answers(db, within_s=60.0):
     async with asyncio.timeout(within_s):
         while True:
             try:

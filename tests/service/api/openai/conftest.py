@@ -35,13 +35,13 @@ class World:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": 30} | options)
 
     def http(self, **options) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, **options)
+        return httpx.Client(base_url=self.url, timeout=60, verify=False, trust_env=False, **options)
 
     def call(self, coroutine):
         """What something in the server's event loop gives."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(20)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
-    def until(self, condition, within_s: float = 20.0):
+    def until(self, condition, within_s: float = 60.0):
         """Wait for a condition; what it gives."""
         deadline = time.monotonic() + within_s
         while not (found := condition()):
@@ -90,5 +90,5 @@ def running(root, engine: FakeEngine | None = None, **changes) -> Iterator[World
         yield World(f"http://127.0.0.1:{port}", engine, server.app.state.services, loops[0])
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()

@@ -204,7 +204,7 @@ def test_a_key_that_is_revoked_while_a_document_is_read_gets_no_answer(small_wor
 
             small_world.call(revoke())
             with pytest.raises(openai.AuthenticationError):
-                asked.result(30)
+                asked.result(60)
     finally:
         small_world.engine.chunk_delay_s = 0.0
     assert len(small_world.engine.answered) == n

@@ -10,7 +10,7 @@ from service.engine.fleet.client import FleetClient
 from service.engine.fleet.worker import FleetWorker, Place
 from service.engine.messages import AnswerRequest, BuildRequest, DocumentRef, Sampling
 
-HEARTBEAT_S = 0.3
+HEARTBEAT_S = 0.5
 DOC = DocumentRef("own", "doc")
 TOKENS = [i % 250 for i in range(600)]
 
@@ -81,7 +81,7 @@ def text_of(events: list) -> str:
     return "".join(getattr(event, "text", "") for event in events)
 
 
-async def until(condition, within_s: float = 20.0) -> None:
+async def until(condition, within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)

@@ -39,7 +39,7 @@ async def running_answer(client, fleet, engine: FakeEngine, name: str = "x") -> 
 
 async def asked_again(client) -> list:
     """The answer, asked for as often as it takes: only retryable errors may come before."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for n in range(1000):
             events = await every(client.answer(ask(f"again{n}")))
             if isinstance(events[-1], AnswerDone):
@@ -61,7 +61,7 @@ async def test_redis_forgets_everything(fleet, redis_server):
     connection = redis_server.client()
     connection.flushall()
     connection.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert is_lost(await task)
     await until(lambda: client.alive and client.workers[0].state.epoch != before.state.epoch)
     assert text_of(await asked_again(client)) == "".join(LONG)
@@ -76,7 +76,7 @@ async def test_redis_forgets_everything_while_a_document_is_read(fleet, redis_se
     connection = redis_server.client()
     connection.flushall()
     connection.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         events = await task
         while not isinstance(events[-1], BuildDone):
             assert events[-1].retryable, events[-1]
@@ -89,7 +89,7 @@ async def test_redis_is_killed_and_comes_back_empty(own):
     client = await own.client()
     task = await running_answer(client, own, engine)
     own.redis.kill()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert is_lost(await task)
     assert not client.alive
     assert is_lost(await every(client.answer(ask("y"))))
@@ -97,7 +97,7 @@ async def test_redis_is_killed_and_comes_back_empty(own):
     assert text_of(await asked_again(client)) == "".join(LONG)
 
 
-@pytest.mark.parametrize("beats", [1.0, 12.0])
+@pytest.mark.parametrize("beats", [1.0, 8.0])
 async def test_redis_stands_still(own, beats):
     engine = await own.worker("w", FakeEngine(LONG, token_delay_s=0.01))
     client = await own.client()
@@ -105,7 +105,7 @@ async def test_redis_stands_still(own, beats):
     own.redis.freeze()
     await asyncio.sleep(beats * HEARTBEAT_S)
     own.redis.thaw()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         events = await task
     assert is_lost(events) if beats > 3 else text_of(events) == "".join(LONG)
     assert text_of(await asked_again(client)) == "".join(LONG)
@@ -120,7 +120,7 @@ async def test_connections_break_and_nothing_is_lost(fleet, redis_server):
         connection.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await asyncio.sleep(0.1)
     connection.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         events = await task
     assert text_of(events) == "".join(LONG)
     assert isinstance(events[-1], AnswerDone)
@@ -132,7 +132,7 @@ async def test_redis_is_full(own):
     task = await running_answer(client, own, engine)
     connection = own.redis.client()
     connection.config_set("maxmemory", "1")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert is_lost(await task)
     assert is_lost(await every(client.answer(ask("y"))))
     connection.config_set("maxmemory", "0")
@@ -161,7 +161,7 @@ async def test_an_engine_that_crashes_is_a_retryable_error(fleet):
     client = await fleet.client()
     task = await running_answer(client, fleet, engine)
     engine.lose()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert is_lost(await task)
     await until(lambda: not client.alive)
     engine.come_back()
@@ -176,7 +176,7 @@ async def test_a_worker_that_drains_ends_its_answers_and_takes_no_more(fleet):
     await every(other.build(BuildRequest("b", DOC, TOKENS)))
     ended = fleet.draining("w1")
     events = await every(client.answer(ask("y")))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert text_of(await task) == "".join(LONG)
         await ended
     assert len(engine.answered) == 1
@@ -189,7 +189,7 @@ async def test_a_worker_that_must_not_wait_longer_hands_its_answers_back(fleet):
     engine = await fleet.worker("w", FakeEngine(LONG, token_delay_s=0.05), grace_s=0.2)
     client = await fleet.client()
     task = await running_answer(client, fleet, engine)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await fleet.draining("w")
         assert is_lost(await task)
     await until(lambda: not client.workers)
@@ -215,7 +215,7 @@ async def test_a_build_goes_on_after_a_worker_is_gone(fleet):
     await until(lambda: slow.built)
     await fleet.worker("w2")
     await fleet.draining("w1")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         (*_, failed) = await task
     assert failed.retryable
     await until(lambda: len(client.workers) == 1 and client.workers[0].id == "w2")

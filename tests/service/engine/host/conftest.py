@@ -68,12 +68,12 @@ class Lab:
 
     def build(self, ref=DOC, tokens=TOKENS, name="b", retention=None):
         events: list = []
-        self.host.build(BuildRequest(name, ref, list(tokens), retention), events.append).result(30)
+        self.host.build(BuildRequest(name, ref, list(tokens), retention), events.append).result(60)
         return events
 
     def ask(self, prompt=(1, 2, 3), turns=(), **more):
         events, future = self.ask_later(prompt, turns, **more)
-        future.result(30)
+        future.result(60)
         return events
 
     def ask_later(self, prompt=(1, 2, 3), turns=(), **more):

@@ -28,7 +28,7 @@ def test_a_build_killed_by_close_goes_on_from_its_journal_with_equal_bytes(lab):
     while len(events) < 5:
         time.sleep(0.002)
     lab.host.close()
-    future.result(10)
+    future.result(60)
     assert lab.failed(events).retryable
     lab.start()
     again = lab.build()
@@ -49,7 +49,7 @@ def test_a_cancelled_build_is_given_up_but_a_drained_one_is_kept(lab, drain, kep
         lab.host.drain(5)
     else:
         lab.host.cancel("b")
-    future.result(10)
+    future.result(60)
     assert lab.failed(events).code == "cancelled"
     assert bool(list((lab.root / "building").rglob("*"))) == kept
     lab.host._context.scheduler.run(lambda: None)

@@ -83,7 +83,7 @@ def test_the_least_recently_used_leaves_host_memory_for_the_disk(lab, tier):
 def test_pinned_documents_stay_while_others_can_go(lab, tier):
     tier(n=2, n_host=0)
     lab.build(DOCS[0])
-    lab.host.answer(pinned_question(lab, DOCS[0]), lambda _: None).result(10)
+    lab.host.answer(pinned_question(lab, DOCS[0]), lambda _: None).result(60)
     for ref in DOCS[1:]:
         lab.build(ref)
     assert source(lab, DOCS[1])[0] == "disk"
@@ -94,7 +94,7 @@ def test_pinned_documents_stay_while_others_can_go(lab, tier):
 def test_a_pinned_document_gives_way_when_nothing_else_can(lab, tier):
     tier(n=1, n_host=0)
     lab.build(DOCS[0])
-    lab.host.answer(pinned_question(lab, DOCS[0]), lambda _: None).result(10)
+    lab.host.answer(pinned_question(lab, DOCS[0]), lambda _: None).result(60)
     lab.build(DOCS[1])
     assert source(lab, DOCS[1])[0] == "gpu"
 
@@ -123,7 +123,7 @@ def test_deletion_while_a_document_moves_out(lab, tier):
     while not copies.used:
         time.sleep(0.002)
     assert lab.host.release(DOCS[0]).objects >= 1
-    building.join(10)
+    building.join(60)
     settle(lab)
     assert copies.used == 0
     assert lab.runner.n_documents == 1
@@ -141,7 +141,7 @@ def test_a_copy_that_is_not_complete_is_not_used(lab, tier):
         time.sleep(0.002)
     lab.host._context.residency.drop(DOCS[0])
     assert source(lab, DOCS[0]) == ("disk", answer)
-    building.join(10)
+    building.join(60)
 
 
 def test_who_asks_for_a_document_on_its_way_out_gets_it_back(lab, tier):
@@ -153,7 +153,7 @@ def test_who_asks_for_a_document_on_its_way_out_gets_it_back(lab, tier):
     while not copies.used:
         time.sleep(0.002)
     assert source(lab, DOCS[0])[0] == "host"
-    building.join(10)
+    building.join(60)
 
 
 def test_a_new_build_does_not_come_back_from_an_old_copy(lab, tier):
@@ -220,7 +220,7 @@ def test_a_cancelled_return_leaves_nothing_behind(lab, tier):
         time.sleep(0.002)
         assert not future.done()
     lab.host.cancel("returning")
-    future.result(10)
+    future.result(60)
     assert lab.failed(events).code == "cancelled"
     assert copies.n_in < before + 8
     settle(lab)
@@ -240,9 +240,9 @@ def test_nothing_leaks_when_many_documents_cycle_with_cancels(lab, tier):
             lab.host.cancel(f"a{choose.randrange(max(0, i - 6), i + 1)}", choose.choice(list(Reason)))
         if i % 6 == 5:
             for _, future in asked[-6:]:
-                future.result(30)
+                future.result(60)
     for _, future in asked:
-        future.result(30)
+        future.result(60)
     assert all(isinstance(events[-1], AnswerDone | Failed) for events, _ in asked)
     assert {e[-1].code for e, _ in asked if isinstance(e[-1], Failed)} <= {"cancelled"}
     settle(lab)

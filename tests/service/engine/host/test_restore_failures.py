@@ -61,7 +61,7 @@ def built(lab):
 def expect_all_well(lab, ring, running, answer) -> None:
     """The other stream ended as if alone, all memory came back, the document is answered from disk again."""
     alone, events, future = running
-    future.result(30)
+    future.result(60)
     assert lab.done(events).token_ids == alone
     lab.host._context.scheduler.run(lambda: None)
     assert ring.n_free == N_SLOTS
@@ -81,7 +81,7 @@ def test_a_cancelled_restore(lab, built):
     while loads.n < 3:
         time.sleep(0.001)
     lab.host.cancel("restoring")
-    future.result(10)
+    future.result(60)
     assert lab.failed(events).code == "cancelled"
     assert loads.n < 26, "the restore went on to its end"
     lab.runner.load_blocks = loads._load
@@ -121,6 +121,6 @@ def test_an_engine_that_ends_meanwhile_leaves_nobody_waiting_for_memory(lab, bui
         time.sleep(0.001)
     lab.host.close()
     for events, future in asked:
-        future.result(10)
+        future.result(60)
         assert lab.failed(events).code == "engine_lost"
     assert ring.n_free == N_SLOTS

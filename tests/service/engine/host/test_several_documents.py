@@ -50,7 +50,7 @@ def ask(lab, parts, prompt=(MARK, 1), turns=(), *, session="s", kv_id="", max_to
         "a", session, parts[0].document, "", sum(part.n_tokens for part in parts), list(turns), list(prompt),
         Sampling(max_tokens), kv_id, parts=list(parts), fetch_tokens=FETCH,
     )  # fmt: skip
-    lab.host.answer(request, events.append).result(30)
+    lab.host.answer(request, events.append).result(60)
     return events
 
 

@@ -168,7 +168,7 @@ def test_two_sessions_at_once_are_answered_as_each_alone(lab):
         for session, prompt in prompts.items()
     }
     for session, (events, future) in open_ones.items():
-        future.result(30)
+        future.result(60)
         assert (lab.done(events).token_ids, lab.started(events).spans) == alone[session]
     assert max(map(len, lab.runner.forwards)) > 1
     assert lab.host.stats().resident_documents == 1

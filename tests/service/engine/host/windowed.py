@@ -41,9 +41,9 @@ def build_until(lab, reached, end, tokens=TOKENS, retention=RETENTION) -> list:
             there.set()
 
     future = lab.host.build(BuildRequest("b", lab.DOC, list(tokens), retention), emit)
-    assert there.wait(20)
+    assert there.wait(60)
     end()
-    future.result(20)
+    future.result(60)
     return events
 
 

@@ -40,7 +40,7 @@ class Bench:
         return sequence
 
     def result(self, sequence: Sequence):
-        result = sequence.done.result(10)
+        result = sequence.done.result(60)
         self.scheduler.run(self.runner.free_tail, sequence.slot)
         return result
 
@@ -93,7 +93,7 @@ def test_results_do_not_depend_on_the_batch(bench, sampling):
 
 
 def test_sequences_join_and_leave_at_any_step(bench):
-    b = bench(step_delay_s=0.005)
+    b = bench(step_delay_s=0.02)
     long = b.ask(max_new=40)
     short = [b.ask(max_new=3) for _ in range(3)]
     for sequence in short:
@@ -107,7 +107,7 @@ def test_sequences_join_and_leave_at_any_step(bench):
 
 @pytest.mark.alone
 def test_cancel_takes_effect_within_two_steps(bench):
-    b = bench(step_delay_s=0.005)
+    b = bench(step_delay_s=0.1)
     sequence = b.ask(max_new=500)
     while len(sequence.sampled) < 3:
         time.sleep(0.001)
@@ -120,7 +120,7 @@ def test_cancel_takes_effect_within_two_steps(bench):
 
 @pytest.mark.alone
 def test_a_chunk_of_a_document_lets_streams_go_on_between_its_layers(bench):
-    b = bench(n_layers=12, layer_delay_s=0.01, step_delay_s=0.002)
+    b = bench(n_layers=12, layer_delay_s=0.05, step_delay_s=0.01)
     sequence = b.ask(max_new=400)
     document = b.scheduler.run(b.runner.new_document, 32)
     before = len(sequence.sampled)
@@ -130,17 +130,17 @@ def test_a_chunk_of_a_document_lets_streams_go_on_between_its_layers(bench):
     b.scheduler.cancel(sequence)
     b.result(sequence)
     assert during >= 6
-    assert took < 12 * 0.01 / 0.3
+    assert took < 12 * 0.05 / 0.3
 
 
 @pytest.mark.alone
 def test_calls_are_done_between_layers(bench):
-    b = bench(n_layers=8, layer_delay_s=0.05)
+    b = bench(n_layers=8, layer_delay_s=0.25)
     document = b.scheduler.run(b.runner.new_document, 16)
     chunk = b.scheduler.prefill(document, TOKENS[:16])
     started = time.monotonic()
     b.scheduler.run(lambda: None)
-    assert time.monotonic() - started < 0.2
+    assert time.monotonic() - started < 1
     assert not chunk.done()
     chunk.result()
 
