@@ -22,7 +22,7 @@ KV_TYPE = "k8v4"
 FIRST, FOLLOW_UP = "Who is the safety officer of the Operator?", "When does the agreement expire?"
 
 
-@pytest.fixture(scope="module", params=[2000, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=[2400, pytest.param(4000, marks=pytest.mark.long)])
 def n_tokens(request: pytest.FixtureRequest) -> int:
     return request.param
 
