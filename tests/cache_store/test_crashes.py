@@ -130,7 +130,7 @@ def test_killed_while_removing(what: str, tmp_path: Path) -> None:
 
 def test_two_processes_build_it_once(tmp_path: Path) -> None:
     processes = [start("build-or-wait", tmp_path) for _ in range(3)]
-    words = sorted(process.communicate(timeout=60)[0].strip() for process in processes)
+    words = sorted(process.communicate(timeout=300)[0].strip() for process in processes)
     assert words == ["built", "waited", "waited"]
     assert [process.returncode for process in processes] == [0, 0, 0]
     expect_tidy(SnapshotStore(tmp_path), tmp_path)
@@ -159,7 +159,7 @@ def test_processes_share_one_budget(tmp_path: Path) -> None:
     root = tmp_path / "shared"
     budget = reserved + 2 * one.usage() + 100  # room for a third build beside two finished ones
     processes = [start("build-within", root, str(budget), f"doc-{i}") for i in range(6)]
-    words = [process.communicate(timeout=60)[0].strip() for process in processes]
+    words = [process.communicate(timeout=300)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0] * 6
     store = SnapshotStore(root)
     assert set(words) == {"fitted", "refused"}

@@ -107,7 +107,7 @@ def run_check(preread: dict, port: int) -> subprocess.CompletedProcess:
     assert (kind, program, flag) == ("CMD", "python", "-c")
     assert f":{preread['environment']['PREREAD_PORT']}/" in code
     code = code.replace(f":{preread['environment']['PREREAD_PORT']}/", f":{port}/")
-    return subprocess.run([sys.executable, flag, code], capture_output=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, flag, code], capture_output=True, timeout=300, check=False)
 
 
 def test_the_port_is_the_same_everywhere(preread):

@@ -105,7 +105,7 @@ def test_the_calls_of_the_readme_work_one_after_the_other(tmp_path, readme_serve
     # The fake engine counts bytes as tokens: the contract is too long for it.
     script = script.replace("examples/contract/contract.pdf", "examples/letter.txt")
     run = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
         env={**os.environ, "PATH": f"{curl.parent}:{os.environ['PATH']}"},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

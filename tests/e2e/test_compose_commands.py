@@ -111,6 +111,6 @@ def test_everything_in_one_process(place: Place) -> None:
 def test_the_databases_health_check(place: Place, postgres: PostgresServer) -> None:
     service = Service("postgres", place)
     words = [part for word in service.spec["healthcheck"]["test"] for part in place.here(word).split()]
-    assert subprocess.run(words[1:], capture_output=True, timeout=60, check=False).returncode == 0
+    assert subprocess.run(words[1:], capture_output=True, timeout=300, check=False).returncode == 0
     postgres.kill()
-    assert subprocess.run(words[1:], capture_output=True, timeout=60, check=False).returncode != 0
+    assert subprocess.run(words[1:], capture_output=True, timeout=300, check=False).returncode != 0

@@ -18,7 +18,7 @@ from tests.e2e.sse import Event, events_of, text_of
 TEXT = b"The keeper of the lighthouse is Marta Kovalenko. " * 20
 WORDS = " ".join(f"w{n}" for n in range(40))
 FAKE = {"fake_script": [*WORDS.encode(), 256], "fake_step_s": 0.02}
-HEARTBEAT_S = 0.4
+HEARTBEAT_S = 0.7
 ENGINE_TIMEOUT_S = 4.0
 
 

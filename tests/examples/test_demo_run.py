@@ -44,7 +44,7 @@ def wait_until(condition, timeout_s: float = 60.0) -> None:
 def test_a_failure_says_why_shows_the_log_and_leaves_no_server(tmp_path):
     # The fake engine counts bytes as tokens: the contract has more than that.
     demo = start(tmp_path / "run", PREREAD_ENGINE="fake", PREREAD_MAX_DOCUMENT_TOKENS="10000")
-    out, _ = demo.communicate(timeout=100)
+    out, _ = demo.communicate(timeout=300)
     assert demo.returncode == 1, out
     assert "ready after" in out
     assert "The document was not read: The document has" in out
@@ -57,7 +57,7 @@ def test_an_interrupted_demo_takes_its_server_with_it(tmp_path, number):
     demo = start(tmp_path / "run", PREREAD_ENGINE="fake")
     wait_until(lambda: processes_of(tmp_path))
     demo.send_signal(number)
-    out, _ = demo.communicate(timeout=60)
+    out, _ = demo.communicate(timeout=300)
     assert demo.returncode == 130, out
     assert "Interrupted." in out
     assert processes_of(tmp_path) == []
@@ -65,7 +65,7 @@ def test_an_interrupted_demo_takes_its_server_with_it(tmp_path, number):
 
 def test_without_a_model_it_says_how_to_get_one(tmp_path):
     demo = start(tmp_path / "run", PREREAD_MODEL=str(tmp_path / "nothing"))
-    out, _ = demo.communicate(timeout=60)
+    out, _ = demo.communicate(timeout=300)
     assert demo.returncode == 1
     assert "make model" in out
 
@@ -73,7 +73,7 @@ def test_without_a_model_it_says_how_to_get_one(tmp_path):
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     demo = start(tmp_path, PREREAD_ENGINE="fake")
-    out, _ = demo.communicate(timeout=60)
+    out, _ = demo.communicate(timeout=300)
     assert demo.returncode == 1
     assert "--dir" in out
     assert (tmp_path / "thesis.txt").read_text() == "years of work"

@@ -173,7 +173,7 @@ def test_it_can_be_stopped_while_it_waits_for_a_worker(tmp_path):
                 assert line, said
                 said += line
             process.send_signal(signal.SIGTERM)
-            rest = process.communicate(timeout=60)[1]
+            rest = process.communicate(timeout=300)[1]
         finally:
             process.kill()
     assert process.returncode == 0

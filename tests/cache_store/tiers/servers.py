@@ -1,11 +1,13 @@
 """Real servers for the tiers, each a process of its own on a free port of the loopback."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -23,9 +25,13 @@ CREDENTIALS = {
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """Below those that systems give to connections and to whoever asks for any: nobody gets it between now and when its
+    server binds it, nor while that is killed and started again."""
+    while True:
+        port = random.SystemRandom().randrange(11_000, 30_000)
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 class RedisServer:

@@ -191,11 +191,11 @@ def test_a_process_of_its_own_with_a_key_of_the_environment(live, file):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREREAD_")}
     command = [sys.executable, "-c", "from service.cli import main; main()", "ask", str(file), "Who?"]
     chosen = {"PREREAD_SERVER": live.url, "PREREAD_KEY": live.do(key())}
-    run = subprocess.run(command, env=kept | chosen, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, env=kept | chosen, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("The safety officer is Bartholomew Kemp.\n  page 1: ")
     refused = subprocess.run(
-        command, env=kept | {"PREREAD_SERVER": live.url}, capture_output=True, text=True, timeout=60, check=False
+        command, env=kept | {"PREREAD_SERVER": live.url}, capture_output=True, text=True, timeout=300, check=False
     )
     assert refused.returncode == 1
     assert "preread: " in refused.stderr

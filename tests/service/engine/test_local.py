@@ -59,7 +59,7 @@ async def test_closing_the_iterator_cancels_its_request(engine):
     await every(engine.build(BuildRequest("b", DOC, TOKENS)))
     async with aclosing(engine.answer(ask())) as events:
         await anext(events)
-    for _ in range(100):
+    for _ in range(6000):
         if not (await engine.stats()).running:
             break
         await asyncio.sleep(0.01)

@@ -31,6 +31,6 @@ def test_the_examples_with_curl_work(world):
     (example,) = re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
     env = {**os.environ, "P": world.url, "DOC": document_id}
     done = subprocess.run(["bash", "-ec", f"curl() {{ command curl -sS --fail-with-body \"$@\"; }}\n{example}"],
-                          env=env, capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+                          env=env, capture_output=True, text=True, timeout=300, check=True)  # fmt: skip
     assert '"cached_tokens":' in done.stdout
     assert "".join(REPLY) in done.stdout

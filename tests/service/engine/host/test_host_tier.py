@@ -117,7 +117,7 @@ def test_deletion_takes_the_copy_too(lab, tier):
 def test_deletion_while_a_document_moves_out(lab, tier):
     copies = tier(n=1, n_host=2)
     lab.build(DOCS[0])
-    copies.delay_s = 0.1
+    copies.delay_s = 0.4
     building = threading.Thread(target=lab.build, args=(DOCS[1],))
     building.start()
     while not copies.used:
@@ -134,7 +134,7 @@ def test_a_copy_that_is_not_complete_is_not_used(lab, tier):
     copies = tier(n=2.5, n_host=2)
     lab.build(DOCS[0])
     answer = source(lab, DOCS[0])[1]
-    copies.delay_s = 0.15
+    copies.delay_s = 0.6
     building = threading.Thread(target=lab.build, args=(DOCS[1], [5] * 200))
     building.start()
     while not copies.used:
@@ -147,7 +147,7 @@ def test_a_copy_that_is_not_complete_is_not_used(lab, tier):
 def test_who_asks_for_a_document_on_its_way_out_gets_it_back(lab, tier):
     copies = tier(n=1, n_host=2)
     lab.build(DOCS[0])
-    copies.delay_s = 0.05
+    copies.delay_s = 0.3
     building = threading.Thread(target=lab.build, args=(DOCS[1],))
     building.start()
     while not copies.used:
@@ -213,7 +213,7 @@ def test_a_cancelled_return_leaves_nothing_behind(lab, tier):
         lab.build(ref)
     answer = source(lab, DOCS[0])[1]
     assert source(lab, DOCS[1])[0] == "host"
-    copies.delay_s = 0.03
+    copies.delay_s = 0.15
     before = copies.n_in
     events, future = lab.ask_later(ref=DOCS[0], name="returning", session="r", kv_id="")
     while copies.n_in == before:

@@ -275,12 +275,12 @@ async def test_the_process_ends_with_its_parent_whose_business_sigint_is(start):
 
 
 async def test_closing_an_iterator_stops_its_request(start):
-    engine = await start(fake_step_s=0.01, fake_script=[65] * 2000)
+    engine = await start(fake_step_s=0.05, fake_script=[65] * 2000)
     await build(engine)
     events = engine.answer(ask(max_tokens=1500))
     await anext(events)
     await events.aclose()
-    for _ in range(100):
+    for _ in range(3000):
         if not (await engine.stats()).running:
             break
         await asyncio.sleep(0.02)
