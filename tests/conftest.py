@@ -3,6 +3,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import service.engine.models.light_transformers  # noqa: F401 - before a test's own import of transformers
@@ -11,6 +12,11 @@ from tests.cache_store.tiers.servers import RedisServer
 from tests.postgres import PostgresServer
 from tests.service.engine.exl2_engine.interpreted import use_interpreter
 
+# The same examples each time, however long they take on a machine that does other work: `make fuzz` looks for new ones.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, derandomize=True, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 use_interpreter()  # here, because whatever imports transformers may import triton
 
 

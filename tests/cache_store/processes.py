@@ -83,19 +83,28 @@ def killer(step: int) -> Callable[[str], None]:
     return on_step
 
 
+def found(store: SnapshotStore) -> bool:
+    try:
+        DOCUMENT.read(store)
+    except SnapshotMiss as miss:
+        if miss.reason is not MissReason.ABSENT:
+            raise
+        return False
+    return True
+
+
 def build_or_wait(root: Path) -> None:
     """Build, or wait for whoever does; says which, and reads the result."""
     store = SnapshotStore(root)
     word = "waited"
-    for _ in range(1000):
-        try:
-            DOCUMENT.read(store)
+    for _ in range(6000):
+        if found(store):
             break
-        except SnapshotMiss as miss:
-            if miss.reason is not MissReason.ABSENT:
-                raise
         try:
             with DOCUMENT.begin(store) as builder:
+                if found(store):  # published by another between the look above and the lock
+                    builder.abort()
+                    break
                 time.sleep(0.2)
                 for records in DOCUMENT.blocks[builder.n_blocks_done :]:
                     builder.append(records)

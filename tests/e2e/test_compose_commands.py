@@ -21,7 +21,7 @@ FAKE = {"PREREAD_ENGINE": "fake", "PREREAD_FREE_FLOOR_BYTES": "0", "PREREAD_HOST
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3Server]:
     server = S3Server()
-    httpx.put(f"{server.endpoint}/preread").raise_for_status()
+    httpx.put(f"{server.endpoint}/preread", timeout=60).raise_for_status()
     yield server
     server.close()
 
@@ -94,7 +94,8 @@ def test_api_and_worker_apart(place: Place, redis: Service, s3: S3Server) -> Non
             answer = client.post(f"/v1/sessions/{session}/questions", json={"question": "Who?"}).json()
             assert answer["answer"] == ANSWER
         assert list((api.data_dir / "files").iterdir())
-        until(lambda: "manifest.json" in httpx.get(f"{s3.endpoint}/preread?list-type=2").text, "nothing is stored")
+        listing = f"{s3.endpoint}/preread?list-type=2"
+        until(lambda: "manifest.json" in httpx.get(listing, timeout=60).text, "nothing is stored")
         assert worker.stop() == 0
         assert "is not registered" in worker.check().stderr
         assert api.stop() in (0, -15)

@@ -90,7 +90,7 @@ def test_full_while_a_question_is_answered(server: Server, disk: SmallDisk):
     session_id = server.session(server.ready(SMALL)["id"])
     first = server.ask(session_id, max_tokens=3)
     before = left_of(server)
-    with server.streaming(session_id, max_tokens=80) as response:
+    with server.streaming(session_id, max_tokens=300) as response:
         arriving = events_of(response)
         next(arriving)
         disk.fill(server)

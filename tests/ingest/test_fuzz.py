@@ -15,8 +15,9 @@ from ingest.wire import Finished, Opened, PageRead, pack
 from tests.ingest.pdf_maker import PdfMaker
 
 LIMITS = ParseLimits(max_pages=50, text_nbytes=1_000_000)
-FEW = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW_AND_SHARED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+FEW = settings(max_examples=50, deadline=None, suppress_health_check=SLOW_AND_SHARED)
+FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=SLOW_AND_SHARED)
 MAKER = PdfMaker()
 SEEDS = [
     MAKER.with_text("one page of text", "another (with) \\ marks"),

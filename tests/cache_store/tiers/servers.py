@@ -102,7 +102,7 @@ class S3Server:
 
     def names(self) -> list[str]:
         """Names of all objects."""
-        text = httpx.get(f"{self.endpoint}/{BUCKET}?list-type=2").text
+        text = httpx.get(f"{self.endpoint}/{BUCKET}?list-type=2", timeout=60).text
         return [part.partition("</Key>")[0] for part in text.split("<Key>")[1:]]
 
     def body(self, name: str) -> bytes:
@@ -118,7 +118,7 @@ class S3Server:
         return bytes(obstore.get(store, name).bytes())
 
     def clear(self) -> None:
-        httpx.post(f"{self.endpoint}/moto-api/reset")
+        httpx.post(f"{self.endpoint}/moto-api/reset", timeout=60)
         httpx.put(f"{self.endpoint}/{BUCKET}")
 
     def kill(self) -> None:

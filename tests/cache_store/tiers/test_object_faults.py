@@ -30,7 +30,7 @@ def proxy(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 @pytest.fixture
 def bring(proxy: Proxy, s3: S3Server, make_store: MakeStore) -> Callable[[], object]:
     """Reads a snapshot that only the object store has."""
-    tier = ObjectTier(s3.url, client={"timeout": timedelta(seconds=5)}, retry=RETRY)
+    tier = ObjectTier(s3.url, client={"timeout": timedelta(seconds=60)}, retry=RETRY)
     store, other = make_store([tier]), make_store([tier], "other")
     Recipe().build(store)
     store.uploader.send_noted()

@@ -32,7 +32,7 @@ def held(tier: RedisTier) -> list[str]:
 
 @pytest.fixture
 def tier(redis_server: RedisServer) -> RedisTier:
-    return RedisTier(redis_server.url, ttl_s=100, timeout_s=0.5)
+    return RedisTier(redis_server.url, ttl_s=100, timeout_s=10, connect_timeout_s=10)
 
 
 def test_all_of_a_snapshot_is_one_key_that_runs_out(
@@ -198,7 +198,7 @@ def test_a_redis_that_stalls_or_dies_costs_one_time_out(
     tmp_path_factory: pytest.TempPathFactory, make_store: MakeStore
 ) -> None:
     server = RedisServer(tmp_path_factory.mktemp("dying"))
-    tier = RedisTier(server.url, timeout_s=0.3, connect_timeout_s=0.3)
+    tier = RedisTier(server.url, timeout_s=1, connect_timeout_s=1)
     store = make_store([GuardedTier(tier)])
     Recipe().build(store)
     try:
@@ -208,7 +208,7 @@ def test_a_redis_that_stalls_or_dies_costs_one_time_out(
         for _ in range(20):
             with pytest.raises(SnapshotMiss, match="did not answer lately"):
                 Recipe(key=SnapshotKey("alice", "document", "absent")).read(store)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 12
         server.thaw()
         server.kill()
         with pytest.raises(TierDown):
@@ -226,7 +226,7 @@ def test_a_redis_that_dies_while_it_is_read_from_is_a_miss(
 ) -> None:
     server = RedisServer(tmp_path_factory.mktemp("dying"))
     try:
-        tier = RedisTier(server.url, timeout_s=0.5)
+        tier = RedisTier(server.url, timeout_s=10)
         store = make_store([tier])
         Recipe().build(store)
         store.uploader.send_noted()

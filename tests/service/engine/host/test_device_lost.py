@@ -20,7 +20,7 @@ def wait_for(holds) -> None:
 @pytest.fixture
 def streaming(lab):
     """An answer under way, and its events."""
-    lab.start(step_delay_s=0.003, layer_delay_s=0.002)
+    lab.start(step_delay_s=0.003, layer_delay_s=0.02)
     lab.build()
     events, future = lab.ask_later(max_tokens=500)
     wait_for(lambda: any(isinstance(e, AnswerText) for e in events))

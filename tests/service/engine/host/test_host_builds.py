@@ -22,7 +22,7 @@ def test_a_build_killed_by_close_goes_on_from_its_journal_with_equal_bytes(lab):
     whole = [s.read_bytes() for s in lab.shards()]
     lab.store.delete(SnapshotKey("own", "document", "doc"))
     lab.host.close()
-    lab.start(layer_delay_s=0.01)
+    lab.start(layer_delay_s=0.1)
     events: list = []
     future = lab.host.build(BuildRequest("b", lab.DOC, lab.TOKENS), events.append)
     while len(events) < 5:
@@ -40,7 +40,7 @@ def test_a_build_killed_by_close_goes_on_from_its_journal_with_equal_bytes(lab):
 
 @pytest.mark.parametrize(("drain", "kept"), [(False, False), (True, True)])
 def test_a_cancelled_build_is_given_up_but_a_drained_one_is_kept(lab, drain, kept):
-    lab.start(layer_delay_s=0.01)
+    lab.start(layer_delay_s=0.1)
     events: list = []
     future = lab.host.build(BuildRequest("b", lab.DOC, lab.TOKENS), events.append)
     while len(events) < 5:

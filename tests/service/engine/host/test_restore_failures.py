@@ -76,7 +76,7 @@ def expect_all_well(lab, ring, running, answer) -> None:
 def test_a_cancelled_restore(lab, built):
     ring = restarted(lab)
     running = stream(lab)
-    loads = Loads(lab.runner, delay_s=0.01)
+    loads = Loads(lab.runner, delay_s=0.05)
     events, future = lab.ask_later(kv_id="", name="restoring", session="z")
     while loads.n < 3:
         time.sleep(0.001)
@@ -115,7 +115,7 @@ def test_no_memory_in_the_middle_of_a_restore(lab, built):
 
 def test_an_engine_that_ends_meanwhile_leaves_nobody_waiting_for_memory(lab, built):
     ring = restarted(lab)
-    loads = Loads(lab.runner, delay_s=0.02)
+    loads = Loads(lab.runner, delay_s=0.06)
     asked = [lab.ask_later(kv_id="", name=f"a{i}", session=f"s{i}", ref=ref) for i, ref in enumerate((lab.DOC, OTHER))]
     while loads.n < 2:
         time.sleep(0.001)

@@ -130,7 +130,7 @@ def slow_replay(runner) -> None:
     replay = runner.replay
 
     def slowly(*arguments):
-        time.sleep(0.2)
+        time.sleep(0.6)
         return replay(*arguments)
 
     runner.replay = slowly

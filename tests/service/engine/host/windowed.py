@@ -33,15 +33,17 @@ def built(events) -> BuildDone:
 def build_until(lab, reached, end, tokens=TOKENS, retention=RETENTION) -> list:
     """Begin a build, and call `end` once a progress event is as `reached` says; the events of the build."""
     events: list = []
-    there = threading.Event()
+    there, ending = threading.Event(), threading.Event()
 
     def emit(event) -> None:
         events.append(event)
         if isinstance(event, BuildProgress) and reached(event):
             there.set()
+            ending.wait(60)  # it must not get on while the machine does something else
 
     future = lab.host.build(BuildRequest("b", lab.DOC, list(tokens), retention), emit)
     assert there.wait(60)
+    ending.set()
     end()
     future.result(60)
     return events
