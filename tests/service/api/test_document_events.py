@@ -41,7 +41,7 @@ def stream(client, document_id, last_event_id=None):
     return client.stream("GET", f"/v1/documents/{document_id}/events", headers=headers)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_progress_then_ready(serving, reader):
     with serving(engine=FakeEngine(chunk_delay_s=0.05), read=reader) as (client, _):
         document_id = post(client)

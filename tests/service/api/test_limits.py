@@ -65,7 +65,7 @@ async def test_tokens_of_a_day_without_what_is_reused(open_client, person, sessi
 
 
 async def test_questions_at_a_time_also_through_links(open_client, person, session_of, engine, eventually):
-    engine.token_delay_s = 0.2
+    engine.token_delay_s = 0.4
     async with open_client({"quota_questions": 1}) as client:
         ann = await person(client.services)
         client.headers = ann.headers

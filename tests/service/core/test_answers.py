@@ -124,7 +124,7 @@ async def test_unknown_and_foreign_sessions(world) -> None:
 
 
 async def test_second_question_at_once_is_refused(world) -> None:
-    world.engine.token_delay_s = 0.02
+    world.engine.token_delay_s = 0.3
     session_id = await world.session()
     first = await world.ask(session_id)
     with pytest.raises(Conflict) as refused:
@@ -143,7 +143,7 @@ async def test_done_means_that_the_next_question_may_come(world) -> None:
 
 
 async def test_fifty_questions_on_a_queue_of_eight(world) -> None:
-    world.engine.token_delay_s = 0.005
+    world.engine.token_delay_s = 0.1
     sessions = [await world.session() for _ in range(50)]
     results = await asyncio.gather(*(world.answer(s) for s in sessions), return_exceptions=True)
     refused = [result for result in results if isinstance(result, Busy)]

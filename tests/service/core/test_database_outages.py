@@ -72,7 +72,7 @@ async def test_a_document_that_is_being_read_is_finished(over_postgres, postgres
 
 @pytest.mark.anyio
 async def test_an_answer_that_is_being_given_reaches_its_reader_and_is_kept(over_postgres, postgres, made):
-    engine = FakeEngine([f"word{n} " for n in range(20)], max_context=20_000, token_delay_s=0.05)
+    engine = FakeEngine([f"word{n} " for n in range(20)], max_context=20_000, token_delay_s=0.15)
     async with over_postgres(engine=engine) as client:
         document_id = (await made(client, TEXT))["id"]
         session_id = (await client.post("/v1/sessions", json={"document_ids": [document_id]})).json()["id"]
@@ -83,7 +83,9 @@ async def test_an_answer_that_is_being_given_reaches_its_reader_and_is_kept(over
             while not client.services.conversations.answers.running:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         await asyncio.to_thread(postgres.kill)
-        await asyncio.sleep(1.2)
+        while (await engine.stats()).running:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
         assert not asked.done()
         await asyncio.to_thread(postgres.start)
         answer = (await asked).json()

@@ -30,7 +30,7 @@ async def test_a_restart_while_parsing_parses_again(open_client, upload, until, 
 
 @pytest.mark.anyio
 async def test_a_restart_while_prefilling_goes_on_with_the_same_tokens(open_client, upload, until, reader, eventually):
-    engine = FakeEngine(max_context=20_000, chunk_delay_s=0.3)
+    engine = FakeEngine(max_context=20_000, chunk_delay_s=60)
     async with open_client(read=reader, engine=engine) as client:
         document_id = (await upload(client, PAGES)).json()["id"]
         body = await until(client, document_id, "prefilling")
@@ -81,7 +81,7 @@ async def test_a_lost_engine_is_waited_for(client, upload, until, made, engine):
 
 @pytest.mark.anyio
 async def test_an_engine_lost_in_the_middle_is_asked_again(open_client, upload, until, reader, eventually):
-    engine = FakeEngine(max_context=20_000, chunk_delay_s=0.05)
+    engine = FakeEngine(max_context=20_000, chunk_delay_s=0.3)
     async with open_client(read=reader, engine=engine) as client:
         document_id = (await upload(client, PAGES)).json()["id"]
         await eventually(lambda: engine.built)
@@ -229,7 +229,7 @@ async def test_a_full_disk_at_start_delays_a_deletion_and_not_the_start(
 
 @pytest.mark.anyio
 async def test_progress_is_known_after_a_restart(open_client, upload, until, reader, eventually):
-    engine = FakeEngine(max_context=20_000, chunk_delay_s=0.1)
+    engine = FakeEngine(max_context=20_000, chunk_delay_s=0.4)
     async with open_client(read=reader, engine=engine) as client:
         document_id = (await upload(client, PAGES)).json()["id"]
         board = client.services.documents._board
