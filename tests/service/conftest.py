@@ -21,12 +21,13 @@ from service.core.prompts import fake_prompts
 from service.engine.fake import FakeEngine
 from service.settings import Settings
 from tests.migrated import place
+from tests.service import reading
 from tests.service.fake_store import Store
 
 
 @pytest.fixture(scope="session", autouse=True)
-def databases_are_copied():
-    """A new data directory gets a database that is at the head already."""
+def quick_starts():
+    """A new data directory gets a database that is at the head already, and plain text is read here."""
     upgrade = adapters.upgrade
 
     async def copied(url):
@@ -35,6 +36,7 @@ def databases_are_copied():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapters, "upgrade", copied)
+        patch.setattr(adapters, "parse", reading.parse)
         yield
 
 

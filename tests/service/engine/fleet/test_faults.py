@@ -209,7 +209,7 @@ async def test_of_two_workers_of_one_name_the_later_one_stays(fleet):
 
 
 async def test_a_build_goes_on_after_a_worker_is_gone(fleet):
-    slow = await fleet.worker("w1", FakeEngine(chunk_delay_s=0.2), grace_s=0.0)
+    slow = await fleet.worker("w1", FakeEngine(chunk_delay_s=2), grace_s=0.0)
     client = await fleet.client()
     task = asyncio.create_task(build(client))
     await until(lambda: slow.built)
