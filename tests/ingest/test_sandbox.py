@@ -27,9 +27,9 @@ MIB = 1024 * 1024
 def nothing_left_behind():
     """No child process, running or zombie, and no descriptor more than before."""
     me = psutil.Process()
-    before, children = me.num_fds(), set(me.children(recursive=True))  # servers of other tests
+    before, children = me.num_fds(), set(me.children())  # servers of other tests
     yield
-    assert set(me.children(recursive=True)) <= children
+    assert set(me.children()) <= children
     assert me.num_fds() <= before
 
 
