@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -100,6 +101,9 @@ def serving(make_app):
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
+        while not server.started:  # the socket takes connections before
+            assert thread.is_alive()
+            time.sleep(0.01)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         try:
             with httpx.Client(base_url=url, timeout=60, verify=False, trust_env=False) as client:
