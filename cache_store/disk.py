@@ -185,6 +185,19 @@ def names_in(path: Path) -> list[str]:
         os.close(fd)
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file so that it has the old text or the new one: a full disk must not leave it empty. Raises
+    OSError."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text)
+        os.rename(unfinished, path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
 def is_transient(error: OSError) -> bool:
     """Whether the machine, not the file, is at fault: too many open files, no memory."""
     return error.errno in _TRANSIENT

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from cache_store.disk import replace_text, storage_errors
 from cache_store.errors import KeyRefused
 
 KEY_NBYTES = 32
@@ -54,7 +55,7 @@ def load_keys(file: str, environment: Mapping[str, str] = os.environ) -> KeyRing
 
 def check_key(root: Path, keys: KeyRing | None) -> None:
     """Compare with the key that the store below `root` is used with, and note the one that is first now. Raises
-    KeyRefused where the noted one is not among those given."""
+    KeyRefused where the noted one is not among those given, StorageFailed."""
     note = root / "key"
     try:
         noted = note.read_text().strip()
@@ -64,7 +65,8 @@ def check_key(root: Path, keys: KeyRing | None) -> None:
         raise KeyRefused(f"{note} cannot be read: {error}") from None
     if keys is not None and (not noted or keys.has(noted)):
         if keys.id != noted:
-            note.write_text(keys.id + "\n")
+            with storage_errors(f"noting the key in {note}"):
+                replace_text(note, keys.id + "\n")
         return
     if not noted:
         return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache_store.area import Area
-from cache_store.disk import names_in, storage_errors
+from cache_store.disk import names_in, replace_text, storage_errors
 from cache_store.keys import EntryName, SnapshotKey, flat_key, parse_flat, parse_flat_key
 
 MOST_USES = 4096
@@ -94,10 +94,8 @@ class Marks:
         """Say which fingerprint's snapshots can be used from now on. What cannot be written is left out."""
         if digest == self.served:
             return
-        unfinished = self._served.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            unfinished.write_text(digest)
-            os.rename(unfinished, self._served)
+            replace_text(self._served, digest)
 
     def sweep(self) -> None:
         """Remove marks of uses of what is not there. Others may use the store meanwhile: a mark that is lost costs a

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.retry import Retry
 
 from cache_store.area import Removed
@@ -218,10 +218,13 @@ class RedisTier:
     @contextmanager
     def _asking(self, *keys: SnapshotKey) -> Generator[None]:
         """As `_failures`. A value of another type under a name of ours holds nothing of ours and would be in the way
-        of every later request: it goes."""
+        of every later request: it goes. So do the connections to a server that another one took over from."""
         with _failures():
             try:
                 yield
+            except ReadOnlyError:
+                self._client.connection_pool.disconnect()
+                raise
             except ResponseError as error:
                 if "WRONGTYPE" in str(error):
                     self._remove_foreign(*map(_key, keys))

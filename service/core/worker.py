@@ -9,6 +9,7 @@ import uuid
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from cache_store.disk import replace_text
 from service.core import datadir
 from service.core.engines import engine_config
 from service.core.snapshot_tier import StoredSnapshots, tier_config
@@ -63,8 +64,8 @@ def _place(settings: Settings) -> Place:
 def worker_id(data_dir: Path) -> str:
     """The same after a restart: it stands for what is on this disk."""
     path = data_dir / "worker.id"
-    if not path.exists():
-        path.write_text(uuid.uuid4().hex[:8])
+    if not path.exists() or not path.read_text().strip():  # an empty one would be that of others too
+        replace_text(path, uuid.uuid4().hex[:8])
     return f"{socket.gethostname()}-{path.read_text().strip()}"
 
 

@@ -1,6 +1,7 @@
 """Encrypted snapshots: what they hide, and that nothing but what was sealed at a place opens there."""
 
 import base64
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cache_store.errors import KeyRefused, MissReason, SnapshotMiss
+from cache_store.errors import KeyRefused, MissReason, SnapshotMiss, StorageFailed
 from cache_store.keyring import KeyRing, check_key, load_keys
 from cache_store.keys import SnapshotKey
 from cache_store.manifest import Manifest, encode_manifest
@@ -252,6 +253,27 @@ def test_a_new_key_before_the_old_one(root: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PREREAD_ENCRYPTION_KEY", old.hex())
     with pytest.raises(KeyRefused, match="behind a new one to change it"):
         open_store(root, TierConfig(), uploads=False)
+
+
+def test_a_full_disk_leaves_the_note_of_the_key(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty note would take any key for the right one."""
+    old, new = KeyRing(bytes(range(32))), KeyRing(bytes(range(1, 33)), [bytes(range(32))])
+    root.mkdir(exist_ok=True)
+    check_key(root, old)
+
+    def full(path: Path, text: str) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(StorageFailed, match="noting the key"):
+            check_key(root, new)
+    assert (root / "key").read_text().strip() == old.id
+    with pytest.raises(KeyRefused, match="another"):
+        check_key(root, KeyRing(bytes(range(1, 33))))
+    check_key(root, new)
+    assert (root / "key").read_text().strip() == new.id
 
 
 def test_two_owners_have_two_keys() -> None:

@@ -37,6 +37,13 @@ class Wire:
     def set(self, fault: str) -> None:
         self._do(self._set(fault))
 
+    def turn_to(self, port: int, *, reset: bool = False) -> None:
+        """New connections go to another server; those that are open stay where they are, or are `reset`."""
+        self._target_port = port
+        if reset:
+            self.set("refuse")
+            self.set("")
+
     def close(self) -> None:
         self._do(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -13,7 +13,7 @@ from typing import Any
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 Command = Sequence[bytes | str | int]
 CONNECT_S = 1.0
@@ -97,6 +97,10 @@ class Link:
                     pending.popleft()
                     if not done.done():
                         done.set_result(replies)
+                if isinstance(reply, ReadOnlyError):
+                    # Another server took over, and this one stays connected: only a new connection finds that one.
+                    await self._drop(connection, reply)
+                    return
         except (RedisError, OSError, IndexError) as error:
             await self._drop(connection, error)
 
@@ -125,6 +129,13 @@ def pack(commands: Sequence[Command]) -> bytes:
             value = part if isinstance(part, bytes) else str(part).encode()
             parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
     return b"".join(parts)
+
+
+def server_of(info: Any) -> str:
+    """The id of the server's run that wrote a reply to INFO: another one after a restart, and on another machine. Empty
+    where it does not say."""
+    text = info.decode(errors="replace") if isinstance(info, bytes) else ""
+    return next((line[7:].strip() for line in text.splitlines() if line.startswith("run_id:")), "")
 
 
 def refused(replies: Sequence[Any]) -> ResponseError | None:

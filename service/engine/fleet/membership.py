@@ -9,7 +9,7 @@ from enum import Enum
 import structlog
 
 from service.engine.fleet import keys
-from service.engine.fleet.link import Link, LinkDown, refused
+from service.engine.fleet.link import Link, LinkDown, refused, server_of
 from service.engine.fleet.records import WorkerState, encode
 
 log = structlog.get_logger("fleet")
@@ -48,7 +48,7 @@ class Beat(Enum):
 
     IN_TIME = "in time"
     OVER = "over"
-    """The registration ran out, or Redis lost it."""
+    """The registration ran out, or Redis lost it; or it is another Redis, which may lack what the one before had."""
     REPLACED = "replaced"
     """Another process registered under the same id since."""
     UNHEARD = "unheard"
@@ -65,6 +65,8 @@ class Membership:
         self._state = state
         self._heard_at = 0.0
         self._turn = asyncio.Lock()
+        self._server = ""
+        self._complained = ""
         self.epoch = ""
         """Empty: it is not registered."""
 
@@ -82,9 +84,10 @@ class Membership:
         """Begin an epoch; False when Redis does not take it."""
         async with self._turn:
             epoch, began = uuid.uuid4().hex[:12], time.monotonic()
-            if await self._run(_REGISTER, epoch) != 1:
+            found, server = await self._run(_REGISTER, epoch)
+            if found != 1:
                 return False
-            self.epoch, self._heard_at = epoch, began
+            self.epoch, self._heard_at, self._server = epoch, began, server
             log.info("worker registered", worker=self._worker_id, epoch=epoch)
             return True
 
@@ -92,7 +95,10 @@ class Membership:
         """Say that the worker lives, and how it is."""
         async with self._turn:
             began = time.monotonic()
-            match await self._run(_BEAT, self.epoch):
+            found, server = await self._run(_BEAT, self.epoch)
+            if found is not None and server != self._server:
+                return Beat.OVER
+            match found:
                 case 1:
                     self._heard_at = began
                     return Beat.IN_TIME
@@ -110,15 +116,23 @@ class Membership:
                 await self._run(_LEAVE, self.epoch)
                 self.epoch = ""
 
-    async def _run(self, script: str, epoch: str) -> int | None:
+    async def _run(self, script: str, epoch: str) -> tuple[int | None, str]:
+        """What a script says, None when it was not run; and which server ran it."""
         names = (keys.worker(self._worker_id), keys.work(self._worker_id, epoch), keys.WORKERS)
         arguments = (epoch, encode(self._state(epoch)), self._live_ms, self._worker_id)
         try:
-            replies = await self._link.ask(("EVAL", script, 3, *names, *arguments))
+            replies = await self._link.ask(("EVAL", script, 3, *names, *arguments), ("INFO", "server"))
         except LinkDown as error:
-            log.warning("Redis does not answer", reason=str(error))
-            return None
-        if (error := refused(replies)) is not None:
-            log.warning("Redis refuses the heartbeat", reason=str(error))
-            return None
-        return int(replies[0])
+            self._complain("Redis does not answer", error)
+            return None, ""
+        if (error := refused(replies[:1])) is not None:
+            self._complain("Redis refuses the heartbeat", error)
+            return None, ""
+        self._complained = ""
+        return int(replies[0]), server_of(replies[1])
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Once until it is well again: with every heartbeat it would fill the log."""
+        if what != self._complained:
+            log.warning(what, reason=str(error))
+        self._complained = what

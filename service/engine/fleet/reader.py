@@ -126,6 +126,7 @@ class EventReader:
                 self.down_since = None
             except LinkDown:
                 self.down_since = self.down_since or started
+                self._read_anew()
                 await asyncio.sleep(RETRY_S)
             except Exception as error:
                 log.error("events could not be read", exc_info=error)
@@ -133,6 +134,13 @@ class EventReader:
             pause = min(PER_STREAM_S * len(self._runs), LONGEST_PAUSE_S) - (time.monotonic() - started)
             if pause > 0:
                 await asyncio.sleep(pause)
+
+    def _read_anew(self) -> None:
+        """From the first entry on: their ids are times of one server, and the next may be another one, whose clock or
+        whose copy is behind. Followers know what they had."""
+        self._woken = b"0"
+        for run in self._runs.values():
+            run.after = b"0"
 
     async def _read(self) -> None:
         asked = [(key, run, run.joined) for key, run in self._runs.items() if not all(f.ended for f in run.followers)]

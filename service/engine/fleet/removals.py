@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +40,28 @@ class Removals:
         return ReleaseDone(objects, nbytes)
 
     async def catch_up(self) -> None:
-        """Do what was noted since this disk last followed; a disk that is new here has nothing to remove."""
+        """Do what was noted since this disk last followed; a disk that is new here has nothing to remove. What a full
+        disk does not let it note is looked at again the next time: a deletion can be done twice."""
         if self._path is None:
             return
-        with suppress(LinkDown):
+        try:
             after = await self._begin(self._path)
             while found := await self._noted_after(after):
                 for entry in found:
                     after = entry[0].decode()
                     await self._follow(after, fields(entry)[b"d"])
-                await asyncio.to_thread(self._path.write_text, after)
+                await asyncio.to_thread(_note, self._path, after)
+        except LinkDown:
+            return
+        except OSError as error:
+            log.warning("how far deletions were followed could not be noted", reason=str(error))
 
     async def _begin(self, path: Path) -> str:
         if path.exists():
             return path.read_text().strip() or "0"
         last = await self._ask("XREVRANGE", keys.DELETED, "+", "-", "COUNT", 1)
         after = last[0][0].decode() if last else "0"
-        path.write_text(after)
+        _note(path, after)
         return after
 
     async def _noted_after(self, after: str) -> list[Any]:
@@ -80,3 +84,10 @@ class Removals:
         if (error := refused(replies)) is not None:
             raise LinkDown(str(error))
         return replies[0]
+
+
+def _note(path: Path, after: str) -> None:
+    """A full disk must not leave it empty: then all that was ever deleted would be followed again."""
+    unfinished = path.with_name(f"{path.name}.new")
+    unfinished.write_text(after)
+    unfinished.rename(path)

@@ -1,5 +1,8 @@
 """Deletions reach the disk of a worker that was away, once."""
 
+import errno
+from pathlib import Path
+
 import pytest
 
 from service.engine.fleet.link import Link
@@ -72,3 +75,29 @@ async def test_a_deletion_that_fails_on_the_disk_does_not_stop_those_after_it(fl
     await removals.catch_up()
     assert deleted == ["good"]
     await link.close()
+
+
+async def test_a_full_disk_does_not_end_the_following(fleet, redis_server, tmp_path, monkeypatch):
+    """What could not be noted is followed again later; what was noted before stays."""
+    await fleet.worker("w")
+    client = await fleet.client()
+    await client.delete("own", [("document", "old")])
+    disk, link, path = Disk(), Link(redis_server.url), tmp_path / "done"
+    removals = Removals(link, disk.delete, path)
+    await removals.catch_up()
+    before = path.read_text()
+    await client.delete("own", [("document", "new")])
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", full)
+        await removals.catch_up()
+    assert path.read_text() == before
+    await removals.catch_up()
+    assert path.read_text() != before
+    assert disk.deleted == [("own", "document", "new")] * 2
+    await link.close()
+
+
+def full(path: Path, text: str) -> int:
+    """As on a full disk: there is a file, and nothing in it."""
+    path.touch()
+    raise OSError(errno.ENOSPC, "No space left on device")
