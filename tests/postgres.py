@@ -28,11 +28,11 @@ def program(name: str) -> str:
 
 class PostgresServer:
     """Started by `start`, ended by `close`, which removes its files. PostgreSQL refuses to run as root: then it is run
-    as the user `postgres` of Debian's package."""
+    as the user `postgres` of Debian's package. `below`: where its folder is made; everybody must be able to pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, below: Path | None = None) -> None:
         self.port = free_port()
-        self._directory = Path(tempfile.mkdtemp(prefix="preread-postgres-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="preread-postgres-", dir=below))
         self._data = self._directory / "data"
         self._user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
         if self._user:
@@ -58,6 +58,10 @@ class PostgresServer:
             # After a kill its children take a moment to notice, and keep the files until then.
             assert time.monotonic() < until, "PostgreSQL does not start"
             time.sleep(0.1)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
     def new_database(self) -> str:
         """The URL of an empty database."""

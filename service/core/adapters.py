@@ -66,7 +66,7 @@ async def open_adapters(stack: AsyncExitStack, settings: Settings, given: Given)
     stack.push_async_callback(db.close)
     engine = given.engine
     if engine is None:
-        engine = await start_engine(settings)
+        engine = await start_engine(settings, prompts.digest)
         stack.push_async_callback(engine.close)
     return Adapters(
         settings=settings,

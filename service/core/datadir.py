@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -11,9 +12,13 @@ from service.settings import Settings
 
 
 def prepare(settings: Settings) -> None:
-    """Make the folders the service writes to, readable by this user only."""
+    """Make the folders the service writes to, readable by this user only; those with documents also where they are
+    there already, as after a restore."""
     for path in (settings.data_dir, settings.files_dir, settings.store_dir, settings.models_dir):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for path in (settings.files_dir, settings.store_dir):
+        with suppress(OSError):  # one that belongs to another user stays as it is
+            path.chmod(0o700)
 
 
 def lock(data_dir: Path, what: str = "server", *, shared: bool = False) -> IO[bytes]:

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from service.core.prompts import digest_of_prompt
 from service.core.snapshot_tier import tier_config
 from service.engine.factory import EngineConfig
+from service.engine.messages import EngineInfo
 from service.engine.protocol import EngineClient
 from service.settings import Settings
 
@@ -40,13 +42,17 @@ def engine_config(settings: Settings) -> EngineConfig:
     )
 
 
-async def start_engine(settings: Settings) -> EngineClient:
+async def start_engine(settings: Settings, prompt_digest: str) -> EngineClient:
     """The workers of the fleet, where there is one; else a child process with the model, started again when it dies.
-    Returns once it answers. Raises EngineLost, and FleetSettings for an address that is none."""
+    Of the workers those that have the tokenizer and the prompt of `prompt_digest` (`Prompts.digest`), by which this
+    process makes tokens. Returns once it answers. Raises EngineLost, and FleetSettings for an address that is none."""
     if settings.fleet_url:
         from service.engine.fleet.client import FleetClient
 
-        fleet = FleetClient(settings.fleet_url, heartbeat_s=settings.fleet_heartbeat_s)
+        def understands(info: EngineInfo) -> bool:
+            return settings.engine == "fake" or prompt_digest == digest_of_prompt(**info.fingerprint)
+
+        fleet = FleetClient(settings.fleet_url, heartbeat_s=settings.fleet_heartbeat_s, understands=understands)
         await fleet.start(FLEET_START_S)
         return fleet
     return await start_supervised(settings)

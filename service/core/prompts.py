@@ -22,8 +22,13 @@ def load_prompts(model_dir: Path) -> Prompts:
     """Of an imported model. Raises the ModelError of a directory that is none."""
     card = load_card(model_dir)
     tokenizer = Tokenizer.load(model_dir)
-    digest = f"{card.digests.tokenizer[:24]}-{card.digests.template[:24]}"
+    digest = digest_of_prompt(card.digests.tokenizer, card.digests.template)
     return Prompts(PromptTemplate(card.prompt, tokenizer), tokenizer, digest)
+
+
+def digest_of_prompt(tokenizer: str, template: str, **_: str) -> str:
+    """`Prompts.digest` of these fields of a fingerprint; others are passed over."""
+    return f"{tokenizer[:24]}-{template[:24]}"
 
 
 def fake_prompts() -> Prompts:

@@ -1,6 +1,7 @@
 """Engines of SQLAlchemy for the databases that are known: SQLite in a file, and PostgreSQL by its address."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,13 @@ def _postgres(url: URL) -> URL:
 
 
 def _private_file(database: str | None) -> None:
+    """Also one that was copied there from a backup, which others could read."""
     if database and database != ":memory:":
         Path(database).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(database, os.O_CREAT | os.O_RDWR, 0o600))
+        fd = os.open(database, os.O_CREAT | os.O_RDWR, 0o600)
+        with suppress(OSError):  # one that belongs to another user stays as it is
+            os.fchmod(fd, 0o600)
+        os.close(fd)
 
 
 def _on_connect(dbapi_connection: Any, _record: Any) -> None:

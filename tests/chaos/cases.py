@@ -38,12 +38,17 @@ FAULTS: dict[str, Case] = {
     "stall_redis": Case(partial(faults.stall, "redis"), "Redis stands still"),
     "refuse_redis": Case(partial(faults.cut, "redis", "refuse"), "connections to Redis are refused"),
     "reset_redis": Case(partial(faults.cut, "redis", "reset"), "connections to Redis are reset within replies"),
+    "fail_over_redis": Case(
+        faults.fail_over_redis, "another Redis takes over, with what the first had a moment before", again=True
+    ),
+    "redis_cannot_save": Case(faults.redis_cannot_save, "the disk of Redis takes nothing: it refuses what is written"),
     "kill_postgres": Case(faults.kill_postgres, "`kill -9` of PostgreSQL, started again"),
     "stall_postgres": Case(partial(faults.stall, "postgres"), "PostgreSQL stands still"),
     "refuse_postgres": Case(partial(faults.cut, "postgres", "refuse"), "connections to PostgreSQL are refused"),
     "reset_postgres": Case(
         partial(faults.cut, "postgres", "reset"), "connections to PostgreSQL are reset within replies"
     ),
+    "fill_postgres_disk": Case(faults.fill_postgres_disk, "the disk of PostgreSQL is full", full=True),
     "kill_object_store": Case(
         faults.kill_object_store, "`kill -9` of the object store, which comes back empty", destroys=True
     ),
@@ -74,6 +79,7 @@ FAULTS: dict[str, Case] = {
         partial(faults.clock_jumps, "worker", 50), "the clock of a worker jumps 50 hours ahead, and back"
     ),
     "worker_clock_behind": Case(partial(faults.clock_jumps, "worker", -50), "50 hours back, and ahead again"),
+    "clocks_apart": Case(faults.clocks_apart, "each process has a clock up to five minutes ahead or behind"),
 }
 
 WORST = ("kill_worker", "lose_worker_disk", "freeze_worker", "kill_redis", "object_store_wrong")

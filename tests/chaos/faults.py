@@ -1,5 +1,6 @@
 """What happens to a world. Each fault takes it and a source of chance, and leaves it whole again, if not at once."""
 
+import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from random import Random
 import psutil
 
 from service.engine.fleet import keys
+from tests.cache_store.tiers.servers import RedisServer
 from tests.chaos.world import HEARTBEAT_S, LEASE_S, World
 from tests.e2e.fleet import WorkerProcess
 from tests.e2e.server import START_S, until
 
 Fault = Callable[[World, Random], None]
 HOUR_S = 3600.0
+MOST_APART_S = 300.0
 
 
 def kill_worker(world: World, random: Random) -> None:
@@ -118,6 +121,38 @@ def kill_object_store(world: World, random: Random) -> None:
     world.s3.start()
 
 
+def fail_over_redis(world: World, random: Random) -> None:
+    """Another server takes over, with what the first one had a moment before. That becomes its replica: who stays
+    connected to it can read, and not write."""
+    before, after = world.redis.client(), RedisServer(world.directory)
+    client = after.client()
+    before.config_set("repl-diskless-sync-delay", 0)
+    client.execute_command("REPLICAOF", "127.0.0.1", world.redis.port)
+    until(lambda: client.info("replication")["master_link_status"] == "up", "no copy of Redis", 60)
+    client.execute_command("REPLICAOF", "NO", "ONE")
+    time.sleep(random.uniform(0, 1))
+    world.wires["redis"].turn_to(after.port)
+    if random.random() < 0.5:
+        before.execute_command("REPLICAOF", "127.0.0.1", after.port)
+        _wait(random)
+        time.sleep(1)
+    world.redis.kill()
+    world.redis = after
+
+
+def redis_cannot_save(world: World, random: Random) -> None:
+    """Its disk takes nothing, so that it refuses what is written (MISCONF)."""
+    client, process = world.redis.client(), psutil.Process(world.redis.process.pid)
+    process.rlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    client.config_set("save", "1 1")
+    with suppress(TimeoutError, AssertionError):
+        until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "Redis saves", 10)
+    time.sleep(random.uniform(0.5, 2))
+    process.rlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    client.config_set("save", "")
+    client.close()
+
+
 def stall(server: str, world: World, random: Random) -> None:
     """A server takes connections and bytes and says nothing."""
     part = {"redis": world.redis, "postgres": world.postgres, "object": world.s3}[server]
@@ -168,6 +203,15 @@ def fill_api_disk(world: World, random: Random) -> None:
     _fill(world, random.choice(world.apis), random)
 
 
+def fill_postgres_disk(world: World, random: Random) -> None:
+    """It may end for that, as it does where its log has no room; whoever looks after it starts it again."""
+    world.postgres_disk.fill(world.postgres, leave_nbytes=random.choice((0, 65536, 1 << 20)))
+    time.sleep(random.uniform(1, 3))
+    world.postgres_disk.free(world.postgres)
+    if world.postgres.process.poll() is not None:
+        world.postgres.start()
+
+
 def _fill(world: World, one, random: Random) -> None:
     disk = world.disks[one]
     disk.fill(one, leave_nbytes=random.choice((0, 4096, 65536)))
@@ -181,6 +225,15 @@ def clock_jumps(kind: str, hours: float, world: World, random: Random) -> None:
     world.clocks[one].set(hours * HOUR_S)
     time.sleep(random.uniform(0.5, 2))
     world.clocks[one].set(0)
+
+
+def clocks_apart(world: World, random: Random) -> None:
+    """Each process has a clock of its own, up to five minutes ahead or behind."""
+    for one in world.clocks.values():
+        one.set(random.uniform(-MOST_APART_S, MOST_APART_S))
+    time.sleep(random.uniform(2, 5))
+    for one in world.clocks.values():
+        one.set(0)
 
 
 def _serving(worker: WorkerProcess) -> psutil.Process:

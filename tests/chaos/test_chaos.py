@@ -24,7 +24,8 @@ ELSEWHERE = {"stop_worker", "kill_engine", "hang_engine", "kill_api"}
 """Of slow starts: test_fleet.py, test_engine_loss.py, test_remote.py and test_replicas.py have them."""
 STORMS = (
     ("flush_redis", "fill_redis", "stall_redis", "refuse_redis", "reset_redis", "kill_redis"),
-    ("stall_postgres", "refuse_postgres", "reset_postgres", "kill_postgres", "fill_api_disk"),
+    ("redis_cannot_save", "fail_over_redis", "clocks_apart"),
+    ("stall_postgres", "refuse_postgres", "reset_postgres", "kill_postgres", "fill_postgres_disk", "fill_api_disk"),
     ("stale_listings", "fill_object_store", "stall_object_store", "refuse_object_store", "reset_object_store"),
     ("fill_worker_disk", "api_clock_ahead", "api_clock_behind", "worker_clock_ahead", "worker_clock_behind"),
     ("freeze_api", "two_workers", "freeze_worker"),

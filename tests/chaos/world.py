@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import shutil
+import tempfile
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -51,14 +54,15 @@ class World:
     ) -> None:
         self.directory = directory
         self.stall_s = stall_s
-        self.postgres, self.redis, self.s3 = PostgresServer(), RedisServer(directory), S3Server()
+        self._disks = ExitStack()
+        self.postgres_disk = self._disk_of_postgres()
+        self.postgres, self.redis, self.s3 = PostgresServer(self.postgres_disk.path), RedisServer(directory), S3Server()
         self.proxy = Proxy(self.s3.endpoint)
         self.wires = {
             "redis": Wire(self.redis.port),
             "postgres": Wire(self.postgres.port),
             "object": Wire(self.proxy.server.server_port),
         }
-        self._disks = ExitStack()
         url = self.postgres.new_database().replace(f":{self.postgres.port}/", f":{self.wires['postgres'].port}/")
         with _MIGRATING:
             asyncio.run(upgrade(url))
@@ -107,6 +111,17 @@ class World:
                 stack.callback(close)
             for one in (*self.workers, *self.apis, self.reference):
                 stack.push(one.__exit__)
+
+    def _disk_of_postgres(self) -> SmallDisk:
+        """Which another user than this one writes to."""
+        above = Path(tempfile.mkdtemp(prefix="preread-postgres-disk-"))
+        self._disks.callback(shutil.rmtree, above, ignore_errors=True)
+        disk = self._disks.enter_context(small_disk(above / "disk", DISK_NBYTES))
+        for path in (above, disk.path):
+            path.chmod(0o711)
+        if os.getuid() == 0:
+            shutil.chown(disk.path, "postgres")
+        return disk
 
     def until_whole(self) -> None:
         """Every part answers; what was stopped was started again by who stopped it."""

@@ -122,6 +122,14 @@ def test_one_server_at_a_time_in_a_data_directory(settings):
     datadir.lock(settings.data_dir).close()
 
 
+def test_folders_from_a_backup_become_private(settings):
+    for path in (settings.files_dir, settings.store_dir):
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o755)
+    datadir.prepare(settings)
+    assert {path.stat().st_mode & 0o777 for path in (settings.files_dir, settings.store_dir)} == {0o700}
+
+
 def test_the_server_process_never_loads_torch():
     code = "import service.serve, sys; print(sorted({'torch', 'transformers', 'pypdf'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

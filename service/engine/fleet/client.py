@@ -50,11 +50,14 @@ class FleetClient:
     """An `EngineClient` and `Attachable` over all workers that registered in a Redis.
 
     `start` waits until one is there. `heartbeat_s` is how often it looks at them. A request is sent to one worker and
-    stays there; when that is lost it ends with `engine_lost`.
+    stays there; when that is lost it ends with `engine_lost`. `understands`: whether an engine can be given this
+    process's tokens; another one's answers would be about something else.
     """
 
-    def __init__(self, url: str, *, heartbeat_s: float = 1.0) -> None:
-        self._roster = Roster()
+    def __init__(
+        self, url: str, *, heartbeat_s: float = 1.0, understands: Callable[[EngineInfo], bool] = lambda info: True
+    ) -> None:
+        self._roster = Roster(understands)
         self._link = Link(url, timeout_s=max(3 * heartbeat_s, 1.0))
         self._reader = EventReader(Link(url), uuid.uuid4().hex)
         self._dispatcher = Dispatcher(self._link, self._reader, self._roster, heartbeat_s)
@@ -70,8 +73,12 @@ class FleetClient:
         try:
             await asyncio.wait_for(self._found.wait(), timeout_s)
         except TimeoutError:
+            others = sorted({worker.state.info.model_name for worker in self.workers})
             await self.close()
-            raise EngineLost(f"no worker registered in {timeout_s:g} s: start `preread worker`") from None
+            only = f"; those that are there have another model ({', '.join(others)})" if others else ""
+            raise EngineLost(
+                f"no worker registered in {timeout_s:g} s that this server can use: start `preread worker`{only}"
+            ) from None
 
     @property
     def info(self) -> EngineInfo:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,9 +62,11 @@ class Worker:
 
 
 class Roster:
-    """Workers that live, by id. Those of the fingerprint that most have are `serving`; the rest is left alone."""
+    """Workers that live, by id. Of those that understand this process's tokens (`understands`) those of the fingerprint
+    that most have are `serving`; the rest is left alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, understands: Callable[[EngineInfo], bool] = lambda info: True) -> None:
+        self.understands = understands
         self._workers: dict[str, Worker] = {}
         self.fingerprint = ""
         self.info: EngineInfo | None = None
@@ -82,14 +84,14 @@ class Roster:
         ours = [w for w in self._of_ours() if w.state.ready and not w.state.draining]
         return [replace(w, followed=self._followed[w.life]) for w in ours]
 
-    def update(self, states: Iterable[WorkerState], at: float) -> bool:
+    def update(self, states: Iterable[WorkerState], at: float, served: str = "") -> bool:
         """What the workers said at a time of the monotonic clock, or after it; whether another fingerprint is served
-        than before."""
+        than before. `served`: the one that other processes serve, as far as is known."""
         most = self._most_followed
         self._workers = {each.worker_id: Worker.of(each, most[each.worker_id, each.epoch]) for each in states}
         self._most_followed = self._followed.copy()
         self.seen_at = at
-        before, self.fingerprint = self.fingerprint, self._chosen()
+        before, self.fingerprint = self.fingerprint, self._chosen(served)
         if (ours := self._of_ours()) and (merged := merged_info([w.state.info for w in ours])) is not None:
             self.info = merged
         return bool(before) and before != self.fingerprint
@@ -117,14 +119,16 @@ class Roster:
     def _of_ours(self) -> list[Worker]:
         return [w for w in self._workers.values() if w.state.info.fingerprint_digest == self.fingerprint]
 
-    def _chosen(self) -> str:
-        """The most common fingerprint; of several the one served before, else the first by name."""
-        counts = Counter(w.state.info.fingerprint_digest for w in self._workers.values())
+    def _chosen(self, served: str) -> str:
+        """The most common fingerprint; of several the one that all serve, so that two processes do not serve two; else
+        the one served here before, else the first by name."""
+        known = [worker.state.info for worker in self._workers.values() if self.understands(worker.state.info)]
+        counts = Counter(info.fingerprint_digest for info in known)
         if not counts:
             return self.fingerprint
         most = max(counts.values())
         best = sorted(digest for digest, n in counts.items() if n == most)
-        return self.fingerprint if self.fingerprint in best else best[0]
+        return next((digest for digest in (served, self.fingerprint) if digest in best), best[0])
 
 
 @dataclass(frozen=True, slots=True)

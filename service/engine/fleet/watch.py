@@ -45,13 +45,14 @@ class Watch:
     async def look(self) -> None:
         """Read the states of all workers. Raises LinkDown."""
         began = time.monotonic()
-        (members,) = await self._ask(("SMEMBERS", keys.WORKERS))
+        members, said = await self._ask(("SMEMBERS", keys.WORKERS), ("GET", keys.INFO))
+        served = _info_of(said)
         ids = sorted(member.decode() for member in members)
         states = await self._ask(*(("HGET", keys.worker(each), "state") for each in ids)) if ids else []
         found = {id: state for id, raw in zip(ids, states, strict=True) if raw and (state := _state_of(raw))}
         if gone := [id for id, raw in zip(ids, states, strict=True) if raw is None]:
             await self._ask(("SREM", keys.WORKERS, *gone))
-        if self._roster.update(found.values(), began):
+        if self._roster.update(found.values(), began, served.fingerprint_digest if served is not None else ""):
             log.warning("another fingerprint is served now: more workers have it", fingerprint=self._roster.fingerprint)
         self._tell(found)
 
@@ -62,7 +63,8 @@ class Watch:
             self._told = self._roster.info
         elif self._roster.info is None:
             (raw,) = await self._ask(("GET", keys.INFO))
-            self._roster.info = decode_info(raw) if raw else None
+            info = _info_of(raw)
+            self._roster.info = info if info is not None and self._roster.understands(info) else None
 
     async def _keep_looking(self) -> None:
         while True:
@@ -93,7 +95,8 @@ class Watch:
         for id, (epoch, fingerprint) in now.items():
             if self._known.get(id) != (epoch, fingerprint):
                 used = fingerprint == self._roster.fingerprint
-                log.info("worker found", worker=id, epoch=epoch, used=used, fingerprint=fingerprint[:12])
+                of = {"fingerprint": fingerprint[:12], "model": found[id].info.model_name}
+                log.info("worker found", worker=id, epoch=epoch, used=used, **of)
         self._known = now
 
 
@@ -102,4 +105,11 @@ def _state_of(raw: bytes) -> WorkerState | None:
         return decode_state(raw)
     except msgspec.DecodeError as error:
         log.warning("a worker of another version is left alone", error=str(error))
+        return None
+
+
+def _info_of(raw: bytes | None) -> EngineInfo | None:
+    try:
+        return decode_info(raw) if raw else None
+    except msgspec.DecodeError:  # of another version: the next one who serves writes it anew
         return None

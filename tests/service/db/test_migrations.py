@@ -37,6 +37,15 @@ async def test_upgrade_from_empty_equals_the_models(database_url, tmp_path):
 
 
 @pytest.mark.anyio
+async def test_a_database_from_a_backup_becomes_private(tmp_path):
+    path = tmp_path / "a.sqlite3"
+    path.touch(mode=0o644)
+    path.chmod(0o644)
+    await upgrade(f"sqlite+aiosqlite:///{path}")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.anyio
 async def test_downgrade_leaves_nothing_but_the_version_table(database_url):
     await upgrade(database_url)
     await downgrade(database_url, "base")

@@ -170,6 +170,15 @@ async def test_without_a_worker_a_client_does_not_start(redis_server):
         await client.start(0.3)
 
 
+async def test_a_client_waits_for_a_worker_of_its_own_model(fleet):
+    """What another model told in Redis is none of its own either."""
+    await fleet.worker("w")
+    await fleet.client()
+    other = FleetClient(fleet.url, heartbeat_s=0.1, understands=lambda info: info.model_name == "another")
+    with pytest.raises(EngineLost, match=r"those that are there have another model \(fake\)"):
+        await other.start(0.5)
+
+
 async def test_a_client_starts_without_workers_when_there_were_some(fleet):
     await fleet.worker("w")
     await fleet.client()

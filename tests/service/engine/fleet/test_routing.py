@@ -17,9 +17,8 @@ OTHER = DocumentRef("own", "other")
 
 def info(**more) -> EngineInfo:
     fields = {"max_context": 8192, "bytes_per_token": 64, "block_tokens": 256, "max_batch": 4, "pid": 1}
-    return EngineInfo(
-        "fake", "fake", "none", "k8v8", asdict(FAKE_FINGERPRINT), **{"fingerprint_digest": "f"} | fields | more
-    )
+    named = {"engine": "fake", "model_name": "fake", "compute_dtype": "none", "kv_type": "k8v8"}
+    return EngineInfo(**named | {"fingerprint": asdict(FAKE_FINGERPRINT), "fingerprint_digest": "f"} | fields | more)
 
 
 def worker(id: str, *documents: DocumentRef, active: int = 0, shares: bool = True, **more) -> Worker:
@@ -104,6 +103,29 @@ def test_the_fingerprint_that_most_have_is_served_and_kept_when_it_is_even():
     assert roster.update(states(worker("c", info=new)), 0)
     assert [w.id for w in roster.serving] == ["c"]
     assert len(roster.all) == 1
+
+
+def test_two_processes_serve_one_fingerprint_when_it_is_even():
+    old, new = info(fingerprint_digest="old"), info(fingerprint_digest="new")
+    both = states(worker("a", info=old), worker("b", info=new))
+    began_later, before = Roster(), Roster()
+    before.update(states(worker("a", info=old)), 0)
+    for roster in (before, began_later):
+        roster.update(both, 0, served="old")
+        assert [w.id for w in roster.serving] == ["a"]
+    assert before.update(both, 0, served="new")
+    assert not before.update(both, 0, served="one that nobody has")
+    assert [w.id for w in before.serving] == ["b"]
+
+
+def test_a_worker_that_does_not_understand_the_tokens_is_left_alone():
+    """However many there are: an answer to another tokenizer's tokens is about something else."""
+    ours, other = info(fingerprint_digest="z"), info(fingerprint_digest="a", model_name="other")
+    roster = Roster(lambda info: info.model_name != "other")
+    roster.update(states(worker("a", info=other), worker("b", info=other)), 0, served="a")
+    assert (roster.serving, roster.info) == ([], None)
+    roster.update(states(worker("a", info=other), worker("b", info=other), worker("c", info=ours)), 0, served="a")
+    assert [w.id for w in roster.serving] == ["c"]
 
 
 def test_a_worker_that_drains_or_has_no_engine_gets_nothing():
