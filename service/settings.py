@@ -62,6 +62,9 @@ class Settings(BaseSettings):
     citation_attention: bool = Field(
         True, description="Cite also by what the model looked at while it wrote an answer, not by the words alone."
     )
+    speculation: Literal["auto", "off"] = Field(
+        "auto", description="`auto`: several tokens at once where an answer quotes the document; `off`: one a step."
+    )
     resident_bytes: int = Field(
         2 * GIB,
         ge=0,

@@ -46,10 +46,12 @@ def show_session(session_id: str) -> None:
 
 def _show_cost(usage: dict[str, Any], cache: dict[str, Any], timings: dict[str, Any]) -> None:
     miss = f" (snapshot missing: {cache['miss_reason']})" if cache["miss_reason"] else ""
+    n_steps, n_accepted = timings.get("steps", 0), timings.get("accepted_tokens", 0)
+    steps = f" in {n_steps} steps ({n_accepted} of them read off the text)" if n_accepted else ""
     first = "-" if timings["ttft_ms"] is None else f"{timings['ttft_ms']:.0f} ms"
     err.print(
         f"  {usage['reused_tokens']} tokens reused from {cache['source']}{miss}, {usage['prefilled_tokens']} "
-        f"prefilled, {usage['completion_tokens']} generated; restore {cache['restore_ms']:.0f} ms, first token "
+        f"prefilled, {usage['completion_tokens']} generated{steps}; restore {cache['restore_ms']:.0f} ms, first token "
         f"{first}, {timings['decode_tokens_per_s']:.1f} tokens/s",
         style="dim",
         markup=False,

@@ -199,7 +199,8 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds from the moment the question was accepted; `ttft_ms`: to the first text."""
+    """Milliseconds from the moment the question was accepted; `ttft_ms`: to the first text. `steps` of the model gave
+    the answer's tokens, of which `accepted_tokens` had been guessed rightly, of `drafted_tokens`."""
 
     queue_ms: float = 0.0
     restore_ms: float = 0.0
@@ -207,6 +208,9 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     total_ms: float = 0.0
     decode_tokens_per_s: float = 0.0
     fetch_ms: float = 0.0
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         threads=settings.threads,
         fetch_rounds=settings.fetch_rounds,
         watch_answers=settings.citation_attention,
+        speculation=settings.speculation,
         gpu_reserve_nbytes=settings.gpu_reserve_bytes,
         attention_backend=settings.attention_backend,
         product=settings.product,

@@ -93,6 +93,9 @@ def timings_of(outcome: Outcome) -> dict[str, Any]:
         "total_ms": round(outcome.total_ms, 3),
         "decode_tokens_per_s": round(outcome.done.decode_tokens_per_s, 3) if outcome.done else 0.0,
         "fetch_ms": round(outcome.started.fetch_ms, 3) if outcome.started else 0.0,
+        "steps": outcome.done.steps if outcome.done else 0,
+        "drafted_tokens": outcome.done.drafted_tokens if outcome.done else 0,
+        "accepted_tokens": outcome.done.accepted_tokens if outcome.done else 0,
     }
 
 

@@ -31,6 +31,7 @@ BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to make an engine; crosses to the engine process as JSON.
 
+<<<<<<< HEAD
     `engine`: "torch"; "exl2", on an NVIDIA card; "llamacpp", for a GGUF; or "fake" (no model; `model_dir` may be "",
     then tokens are bytes). `compute_dtype` "auto" takes what is faster here, and is of the torch engine.
     `disk_budget_nbytes` None is no limit. `max_context` and `threads` 0 take the model's and the library's own.
@@ -38,6 +39,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the memory where the model computes, hold the indexes of windowed documents, from which a question fetches in
     `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer where it looked, by the model's index heads. `tiers`:
     where snapshots are kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
+=======
+    `engine`: "torch"; "exl2", on an NVIDIA card; or "fake" (no model; `model_dir` may be "", then tokens are bytes).
+    `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
+    `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
+    sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
+    of windowed documents, from which a question fetches in `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer
+    where it looked, by the model's index heads. `speculation` "off" guesses no tokens. `tiers`: where snapshots are
+    kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
+>>>>>>> 448350d (Answers that quote their document come several tokens a step: what followed the same words is computed along and checked)
     `fake_from_kv` its answers follow from the bytes of the stored KV instead. Its pace: seconds of a step, of each of
     its rows, of a layer of a chunk that is read, of a block of a layer that is loaded.
 
@@ -61,6 +71,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     index_budget_nbytes: int = 512 << 20
     fetch_rounds: int = 1
     watch_answers: bool = True
+    speculation: Literal["auto", "off"] = "auto"
     max_context: int = 0
     max_batch: int = 4
     idle_tails: int = 4
@@ -102,6 +113,8 @@ def open_host(config: EngineConfig) -> "EngineHost":
     if config.max_context:
         limits = runner.limits
         runner.limits = replace(limits, max_context=min(config.max_context, limits.max_context))
+    if config.speculation == "off":
+        runner.limits = replace(runner.limits, draft_tokens=0)
     store = open_store(
         Path(config.store_dir),
         config.tiers,

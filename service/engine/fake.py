@@ -306,7 +306,7 @@ class FakeEngine:
             ttft_ms=(first - arrived) * 1e3, total_ms=(now - arrived) * 1e3,
             decode_tokens_per_s=n / max(now - first, 1e-6),
             engine_prefilled_tokens=started.prefilled_tokens, kv_stored=bool(request.kv_id),
-            kv_nbytes=len(token_ids) * BYTES_PER_TOKEN if request.kv_id else 0, looks=self.looks,
+            kv_nbytes=len(token_ids) * BYTES_PER_TOKEN if request.kv_id else 0, looks=self.looks, steps=n,
         )  # fmt: skip
 
 

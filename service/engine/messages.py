@@ -227,7 +227,9 @@ class AnswerDone(msgspec.Struct, frozen=True, tag="answer_done"):
     the next question must begin with them. `kv_stored` says whether the turn's KV is durable.
     `engine_prefilled_tokens` is the engine's own counter of tokens that went through prefill for this answer.
     `looks`: piece by piece where the answer looked in its documents, none where that is not watched; `looks_ms`: what
-    finding that took when the answer was over.
+    finding that took when the answer was over. `steps`: steps of the model in which its tokens were sampled;
+    `drafted_tokens` were guessed from the document and the session and computed in them, `accepted_tokens` of these
+    were what the model said.
     """
 
     finish_reason: str
@@ -242,6 +244,9 @@ class AnswerDone(msgspec.Struct, frozen=True, tag="answer_done"):
     kv_nbytes: int = 0
     looks: list[PieceLooks] = []
     looks_ms: float = 0.0
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -262,7 +267,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 class EngineStats(msgspec.Struct, frozen=True):
     """Counters and gauges of an engine process. `*_total` only grow during its life. `host_*`: documents that left the
     card, in host memory. `index_*`: indexes of windowed documents, apart from `resident_nbytes`. `documents`: those in
-    memory, whole or in part."""
+    memory, whole or in part. `drafted_tokens_total` were guessed and computed, `accepted_tokens_total` of these were
+    sampled; `lookup_nbytes`: host memory in which documents' tokens are found again for it."""
 
     prefilled_tokens_total: int
     decoded_tokens_total: int
@@ -280,6 +286,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     index_documents: int = 0
     index_nbytes: int = 0
     documents: list[DocumentRef] = []
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
+    lookup_nbytes: int = 0
 
 
 class ReleaseDone(msgspec.Struct, frozen=True):

@@ -90,7 +90,8 @@ class CacheBody(msgspec.Struct, frozen=True):
 
 class TimingsBody(msgspec.Struct, frozen=True):
     """From the moment the question was accepted. `ttft_ms` is null when no text came. `fetch_ms`: finding and copying
-    what was fetched."""
+    what was fetched. `steps` of the model gave the answer's tokens; `drafted_tokens` were guessed from the documents
+    and the session and computed in them, `accepted_tokens` of these were right."""
 
     queue_ms: float
     restore_ms: float
@@ -98,6 +99,9 @@ class TimingsBody(msgspec.Struct, frozen=True):
     total_ms: float
     decode_tokens_per_s: float
     fetch_ms: float = 0.0
+    steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class AnswerBody(msgspec.Struct, frozen=True):

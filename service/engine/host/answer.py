@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cache_store.errors import MissReason, SnapshotMiss
+from service.engine.drafts.drafter import Drafter
 from service.engine.host.canary import CanaryMismatch, check_canary
 from service.engine.host.context import HostContext
 from service.engine.host.fetching import NOTHING, Fetched, Fetcher
@@ -96,7 +97,7 @@ class Answer:
                 self._compute_lost(document, tail, turns, turn, fetcher)
             fetched = self._fetch(document, tail, fetcher)
             self._start(placed, fetched, queue_ms)
-            return self._answer(document, tail, turns, fetched, max_new)
+            return self._answer(document, tail, turns, fetched, self._sequence(document, tail, fetcher, max_new))
 
     def _room(self) -> int:
         """How many tokens may be sampled. Raises TooLong when the question leaves no room for one."""
@@ -168,9 +169,8 @@ class Answer:
         turns.save(turn.kv_id, turn.token_ids, turn.spans)
 
     def _answer(
-        self, document: ResidentDocument, tail: Tail, turns: TurnStore, fetched: Fetched, max_new: int
+        self, document: ResidentDocument, tail: Tail, turns: TurnStore, fetched: Fetched, sequence: Sequence
     ) -> AnswerDone:
-        sequence = self._sequence(document, tail, max_new)
         watch(self._context, tail)
         result = self._compute(document, tail, sequence)
         dropped = self._cancel.reason in (Reason.CLOSED, Reason.RELEASED)
@@ -194,7 +194,7 @@ class Answer:
             log.exception("where an answer looked is not known")
             return [], 0.0
 
-    def _sequence(self, document: ResidentDocument, tail: Tail, max_new: int) -> Sequence:
+    def _sequence(self, document: ResidentDocument, tail: Tail, fetcher: Fetcher | None, max_new: int) -> Sequence:
         request, context = self._request, self._context
         stops = StopStrings(request.sampling.stop)
         writer = AnswerWriter(Detokenizer(context.decoder), stops, lambda text: self._emit(AnswerText(text)))
@@ -206,7 +206,19 @@ class Answer:
             sampler=Sampler(request.sampling),
             writer=writer,
             end_ids=context.end_ids,
+            drafter=self._drafter(document, fetcher),
         )
+
+    def _drafter(self, document: ResidentDocument, fetcher: Fetcher | None) -> Drafter | None:
+        """Guesses from the whole of what the answer is about, whatever is in memory of it, and from the session."""
+        request, planner = self._request, self._context.scheduler.planner
+        if planner is None:
+            return None
+        lookups = [document.lookup] if document.lookup is not None else []
+        if fetcher is not None:
+            lookups = fetcher.lookups
+        said = [token for turn in request.turns for token in turn.token_ids] + request.prompt_ids
+        return Drafter(lookups, said, planner.rates)
 
     def _compute(self, document: ResidentDocument, tail: Tail, sequence: Sequence) -> SequenceResult:
         """Run a sequence; the first on an empty tail re-feeds the document's last token, for the canary."""
@@ -256,6 +268,9 @@ class Answer:
             kv_nbytes=nbytes,
             looks=looks,
             looks_ms=looks_ms,
+            steps=result.n_steps,
+            drafted_tokens=result.n_drafted,
+            accepted_tokens=result.n_accepted,
         )
 
     @staticmethod

@@ -13,6 +13,7 @@ from cache_store.errors import SnapshotMiss
 from cache_store.layout import KVLayout
 from cache_store.reader import SnapshotReader
 from cache_store.rows import Source, join_rows
+from service.engine.drafts.lookup import DocumentLookup
 from service.engine.fetch.index import KeyIndex
 from service.engine.host.kept import Subject
 from service.engine.messages import DocumentRef
@@ -21,20 +22,22 @@ Place = Callable[[KeyIndex], None]
 Open = Callable[[Subject], SnapshotReader]
 FindStarts = Callable[[npt.NDArray[np.integer]], npt.NDArray[np.int64]]
 """Which of a document's tokens begin a sentence; none where that is not known."""
+LookUp = Callable[[npt.NDArray[np.integer]], DocumentLookup | None]
 
 
 @dataclass(slots=True, eq=False)
 class ColdDocument:
     """A reader, and the index made from it; None without index heads. `lock` is held while they are made.
 
-    `starts`: the tokens that begin a sentence. `placed`: the index has its share of the device's memory. `n_inside`:
-    users that may be scoring, under whom the index does not move.
+    `starts`: the tokens that begin a sentence; `lookup`: where its tokens are found again. `placed`: the index has its
+    share of the device's memory. `n_inside`: users that may be scoring, under whom the index does not move.
     """
 
     subject: Subject
     lock: threading.Lock = field(default_factory=threading.Lock)
     reader: SnapshotReader | None = None
     index: KeyIndex | None = None
+    lookup: DocumentLookup | None = None
     starts: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     n_users: int = 0
     n_inside: int = 0
@@ -44,6 +47,10 @@ class ColdDocument:
     @property
     def nbytes(self) -> int:
         return self.index.nbytes if self.index is not None else 0
+
+    @property
+    def lookup_nbytes(self) -> int:
+        return self.lookup.nbytes if self.lookup is not None else 0
 
     def tokens_of(self, ranges: Sequence[tuple[int, int]]) -> "ColdTokens":
         """The tokens of ranges ``[first, last)``, to be gathered."""
@@ -102,6 +109,7 @@ class ColdDocuments:
 
     `open_full` opens a cold snapshot; `heads` are the index heads, pairs of layer and KV head. `place` takes an index
     to a device that has as many bytes for them, if scores are computed there; what does not fit stays where it is.
+    `look_up` makes what finds tokens again.
     """
 
     def __init__(
@@ -111,11 +119,13 @@ class ColdDocuments:
         budget_nbytes: int,
         find_starts: FindStarts,
         place: Place | None = None,
+        look_up: LookUp = lambda _: None,
     ) -> None:
         self._open = open_full
         self._find_starts = find_starts
         self._budget = budget_nbytes
         self._place = place
+        self._look_up = look_up
         self._placed_nbytes = 0
         self._lock = threading.Lock()
         self._documents: OrderedDict[DocumentRef, ColdDocument] = OrderedDict()
@@ -130,6 +140,12 @@ class ColdDocuments:
         """Bytes of the indexes in memory."""
         with self._lock:
             return sum(document.nbytes for document in self._documents.values())
+
+    @property
+    def lookup_nbytes(self) -> int:
+        """Bytes of memory in which documents' tokens are found again."""
+        with self._lock:
+            return sum(document.lookup_nbytes for document in self._documents.values())
 
     @contextmanager
     def held(self, subject: Subject) -> Iterator[ColdDocument]:
@@ -197,16 +213,17 @@ class ColdDocuments:
         except BaseException:
             reader.close()
             raise
+        document.lookup = self._look_up(reader.token_ids)
         document.reader = reader
 
     def _make_room(self) -> None:
         with self._lock:
-            total = sum(document.nbytes for document in self._documents.values())
+            total = sum(document.nbytes + document.lookup_nbytes for document in self._documents.values())
             for document in list(self._documents.values()):
                 if total <= self._budget:
                     return
                 if not document.n_users:
-                    total -= document.nbytes
+                    total -= document.nbytes + document.lookup_nbytes
                     self._drop(document)
 
     def _place_index(self, document: ColdDocument) -> None:
@@ -238,7 +255,7 @@ class ColdDocuments:
     def _close(self, document: ColdDocument) -> None:
         if document.placed:
             self._placed_nbytes -= document.nbytes
-        document.index = None
+        document.index = document.lookup = None
         if document.reader is not None:
             document.reader.close()
 

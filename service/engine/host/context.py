@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from cache_store.errors import MissReason, SnapshotMiss, StorageFailed
 from cache_store.pieces import Piece, Run
 from cache_store.reader import SnapshotReader
 from cache_store.store import SnapshotStore
+from service.engine.drafts.lookup import DocumentLookup
 from service.engine.host.cold import ColdDocuments
 from service.engine.host.host_tier import HostTier
 from service.engine.host.kept import Subject
@@ -47,6 +51,10 @@ class HostContext:
     replay_ids: tuple[int, ...] = ()
     host_tier: HostTier | None = None
     fetch_rounds: int = 1
+
+    def lookup_of(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> DocumentLookup | None:
+        """Where a document's tokens are found again; None where nothing is drafted."""
+        return None if self.scheduler.planner is None else DocumentLookup(token_ids)
 
     def forget(self, ref: DocumentRef) -> None:
         """Take a document out of use, in every memory; whoever uses it may finish."""
@@ -129,6 +137,7 @@ def _restore(context: HostContext, reader: SnapshotReader, entry: ResidentDocume
         check()
     loads.finish()
     entry.last_token = int(reader.token_ids[-1])
+    entry.lookup = context.lookup_of(reader.token_ids)
     entry.canary = reader.canary
 
 

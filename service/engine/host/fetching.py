@@ -9,6 +9,7 @@ from itertools import groupby
 import torch
 
 from cache_store.segments import Segments
+from service.engine.drafts.lookup import DocumentLookup
 from service.engine.fetch.choose import Choices, best_passage, choose_among
 from service.engine.fetch.coverage import both
 from service.engine.fetch.index import KeyIndex, Look, looks_among
@@ -64,6 +65,11 @@ class Fetcher:
         self._documents = documents
         self._next_position = next_position
         self._fetch_tokens = fetch_tokens
+
+    @property
+    def lookups(self) -> list[DocumentLookup]:
+        """Where all tokens of the documents are found again."""
+        return [one.cold.lookup for one in self._documents if one.cold.lookup is not None]
 
     def fetch(
         self, document: ResidentDocument, tail: Tail, prompt_ids: Sequence[int], before: TurnRef | None

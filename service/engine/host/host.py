@@ -14,6 +14,7 @@ import psutil
 
 from cache_store.errors import BudgetExceeded, BuildLocked, SnapshotMiss, StorageFailed
 from cache_store.store import SnapshotStore
+from service.engine.drafts.lookup import DocumentLookup
 from service.engine.fetch.index import KeyIndex
 from service.engine.fetch.sentences import starts_finder
 from service.engine.host.answer import Answer, TooLong
@@ -83,10 +84,7 @@ class EngineHost:
         residency = Residency(scheduler, runner, resident_budget_nbytes, tier.move_out if tier else None)
         tails = TailPool(scheduler, runner)
         places = min(max_batch or tails.n_slots, tails.n_slots)
-        opener = partial(open_full, store, runner)
-        cold = ColdDocuments(
-            opener, index_heads, index_budget_nbytes, starts_finder(decoder), _index_placer(scheduler, runner)
-        )
+        cold = _cold_documents(scheduler, runner, store, decoder, index_heads, index_budget_nbytes)
         self._context = HostContext(
             runner,
             scheduler,
@@ -183,6 +181,8 @@ class EngineHost:
             prefilled_tokens_total=counters.prefilled_tokens,
             decoded_tokens_total=counters.decoded_tokens,
             steps_total=counters.steps,
+            drafted_tokens_total=counters.drafted_tokens,
+            accepted_tokens_total=counters.accepted_tokens,
             document_prefill_tokens_total=counters.document_prefill_tokens,
             running=c.gate.n_inside,
             waiting=c.gate.n_waiting,
@@ -194,6 +194,7 @@ class EngineHost:
             host_nbytes=c.host_tier.nbytes if c.host_tier else 0,
             index_documents=c.cold.n_documents,
             index_nbytes=c.cold.nbytes,
+            lookup_nbytes=c.residency.lookup_nbytes + c.cold.lookup_nbytes,
             rss_nbytes=psutil.Process().memory_info().rss,
             documents=self._documents(),
         )
@@ -244,6 +245,21 @@ class EngineHost:
             done.set_result(None)
             return done
         return requests.start(request_id, lambda token: emit(_outcome(work, token)))
+
+
+def _cold_documents(
+    scheduler: Scheduler,
+    runner: Runner,
+    store: SnapshotStore,
+    decoder: Decoder,
+    heads: Sequence[tuple[int, int]],
+    budget_nbytes: int,
+) -> ColdDocuments:
+    place = _index_placer(scheduler, runner)
+    look_up = (lambda _: None) if scheduler.planner is None else DocumentLookup
+    return ColdDocuments(
+        partial(open_full, store, runner), heads, budget_nbytes, starts_finder(decoder), place, look_up
+    )
 
 
 def _index_placer(scheduler: Scheduler, runner: Runner) -> Callable[[KeyIndex], None] | None:

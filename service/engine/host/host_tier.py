@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from service.engine.drafts.lookup import DocumentLookup
 from service.engine.host.residency import ResidentDocument
 from service.engine.host.window import Window
 from service.engine.messages import DocumentRef
@@ -38,6 +39,7 @@ class HeldDocument:
     next_position: int | None
     last_position: int | None
     pinned: bool
+    lookup: DocumentLookup | None
     memory: Any
     n_users: int = 0
     complete: bool = False
@@ -113,7 +115,7 @@ class HostTier:
             if held.next_position is not None:
                 finish = partial(finish, next_position=held.next_position, last_position=held.last_position)
             self._scheduler.run(finish, entry.handle, entry.n_tokens)
-            entry.last_token, entry.canary = held.last_token, held.canary
+            entry.last_token, entry.canary, entry.lookup = held.last_token, held.canary, held.lookup
             held.on_device = True
         finally:
             self._leave(held)
@@ -147,7 +149,7 @@ class HostTier:
                 self._forget(min(idle, key=lambda h: (not h.on_device, h.pinned, h.last_used_s)))
             held = HeldDocument(
                 entry.ref, entry.token_digest, entry.n_tokens, entry.last_token, entry.canary,
-                entry.next_position, entry.last_position, entry.pinned, memory, 1,
+                entry.next_position, entry.last_position, entry.pinned, entry.lookup, memory, 1,
             )  # fmt: skip
             self._held[entry.ref] = held
             return held

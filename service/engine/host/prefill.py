@@ -50,6 +50,7 @@ class Prefill:
         entry.handle = scratch.handle
         self._compute(scratch, builder)
         entry.last_token = self._tokens[-1]
+        entry.lookup = self._context.lookup_of(self._tokens) if is_all else None
         entry.canary = make_canary(self._context.last_logits(entry))
         entry.verified = True
         self._cancel.check()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from service.engine.drafts.lookup import DocumentLookup
 from service.engine.messages import DocumentRef, ReleaseDone
 from service.engine.protocol import Runner
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
@@ -36,7 +37,7 @@ class ResidentDocument:
     its `n_slot_rows` slots, those of all heads of all layers together.
     `next_position`, `last_position`: of its rows, None for consecutive tokens. `verified`: its canary agreed, or it was
     computed here. `slot_places`: the tokens that are slots, of each watched head. `source`: the tier it was loaded
-    from. A `pinned` one leaves only when no other can."""
+    from. A `pinned` one leaves only when no other can. `lookup`: where its tokens are found again, in host memory."""
 
     ref: DocumentRef
     token_digest: str
@@ -48,6 +49,7 @@ class ResidentDocument:
     next_position: int | None = None
     last_position: int | None = None
     canary: Any = None
+    lookup: DocumentLookup | None = None
     slot_places: Sequence[npt.NDArray[np.int64]] = ()
     verified: bool = False
     source: str = "none"
@@ -92,6 +94,12 @@ class Residency:
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+    @property
+    def lookup_nbytes(self) -> int:
+        """Bytes of host memory in which documents' tokens are found again."""
+        with self._changed:
+            return sum(entry.lookup.nbytes for entry in self._entries.values() if entry.lookup is not None)
 
     @property
     def max_tokens(self) -> int:

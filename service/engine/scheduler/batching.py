@@ -1,8 +1,10 @@
-"""What one step consists of: a row of every decoding sequence, and rows of prompts up to a budget."""
+"""What one step consists of: a row of every decoding sequence, and rows of prompts up to a budget; without prompts also
+drafts of what comes next, where they pay."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from service.engine.drafts.planner import DraftPlanner
 from service.engine.protocol import Rows
 from service.engine.scheduler.sequence import Sequence
 
@@ -13,15 +15,19 @@ a step of one row."""
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a sequence adds to a step. `canary`: its first row is the document's last token."""
+    """What a sequence adds to a step. `canary`: its first row is the document's last token. `drafts`: the last rows are
+    guesses, to be taken back where another token is sampled."""
 
     sequence: Sequence
     rows: Rows
     canary: bool
+    drafts: Seq[int] = ()
 
 
-def compose(sequences: Seq[Sequence], budget: int) -> list[Part]:
+def compose(sequences: Seq[Sequence], budget: int, planner: DraftPlanner | None = None) -> list[Part]:
     """The next step: decoding sequences take part, prompts in order of arrival while the budget lasts."""
+    if planner is not None and sequences and not any(sequence.n_left for sequence in sequences):
+        return _drafting(sequences, planner)
     parts = []
     for sequence in sequences:
         if sequence.n_left == 0:
@@ -30,6 +36,16 @@ def compose(sequences: Seq[Sequence], budget: int) -> list[Part]:
             part = _prompt_part(sequence, budget)
             budget -= len(part.rows.tokens)
             parts.append(part)
+    return parts
+
+
+def _drafting(sequences: Seq[Sequence], planner: DraftPlanner) -> list[Part]:
+    """A step without prompts. No drafts are computed that an answer has no room for."""
+    room = [sequence.max_new - len(sequence.sampled) - 1 for sequence in sequences]
+    parts = []
+    for sequence, drafts in zip(sequences, planner.plan([s.drafter for s in sequences], room), strict=True):
+        rows = Rows(sequence.slot, sequence.document, [sequence.sampled[-1], *drafts])
+        parts.append(Part(sequence, rows, False, drafts))
     return parts
 
 

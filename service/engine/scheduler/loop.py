@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from service.engine.drafts.planner import DraftPlanner
 from service.engine.protocol import Runner
 from service.engine.scheduler.batching import Part, compose
 from service.engine.scheduler.chunks import Chunk, ChunkCancelled, ChunkQueue
 from service.engine.scheduler.errors import SchedulerClosed
+from service.engine.scheduler.sampling import Sampler
 from service.engine.scheduler.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -36,25 +38,30 @@ LOST = "the device answers no more calls; the engine ends"
 @dataclass(slots=True)
 class Counters:
     """Only grow. `prefilled_tokens` includes those of documents; rows that are re-fed, replayed or computed to find
-    spans are in none of them."""
+    spans are in none of them. `drafted_tokens` were guessed and computed, `accepted_tokens` of these were sampled."""
 
     prefilled_tokens: int = 0
     decoded_tokens: int = 0
     steps: int = 0
     document_prefill_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Scheduler:
     """Runs sequences and document chunks on a runner. All public methods may be called from any thread.
 
     `prefill_rows`: rows of prompts in one step. `prefill_share`: the part of the time that a document's
-    prefill keeps while sequences run. `max_gap_s`: a step is due in a chunk after this time at the latest.
+    prefill keeps while sequences run. `max_gap_s`: a step is due in a chunk after this time at the latest. `planner`
+    says how many drafts are computed, None where the runner takes none.
     """
 
     def __init__(
         self, runner: Runner, *, prefill_rows: int = 256, prefill_share: float = 0.4, max_gap_s: float = 0.15
     ) -> None:
         self.counters = Counters()
+        most = runner.limits.draft_tokens
+        self.planner = DraftPlanner(most) if most else None
         self._runner = runner
         self._prefill_rows = prefill_rows
         self._share = prefill_share
@@ -199,7 +206,7 @@ class Scheduler:
             self._sequences.append(self._arriving.popleft())
         for sequence in [s for s in self._sequences if s.cancelled]:
             self._finish(sequence, "cancelled")
-        parts = compose(self._sequences, self._prefill_rows)
+        parts = compose(self._sequences, self._prefill_rows, self.planner)
         if not parts:
             return
         started = time.monotonic()
@@ -213,10 +220,17 @@ class Scheduler:
                 self._fail(part.sequence, error)
             return
         self.counters.steps += 1
+        self._measure(parts, time.monotonic() - started)
         for part, rows in zip(parts, logits, strict=True):
             self._advance(part, rows)
         self._stepped_at = time.monotonic()
         self._step_s = self._stepped_at - started
+
+    def _measure(self, parts: Seq[Part], seconds: float) -> None:
+        """Tell the planner what a step took, unless it was for prompts too."""
+        if self.planner is not None and not any(part.sequence.n_left for part in parts):
+            members = tuple(id(part.sequence) for part in parts)
+            self.planner.costs.record(members, sum(len(part.rows.tokens) for part in parts), seconds)
 
     def _advance(self, part: Part, logits: Any) -> None:
         sequence = part.sequence
@@ -229,7 +243,7 @@ class Scheduler:
             self._finish(sequence, reason)
 
     def _take(self, sequence: Sequence, part: Part, logits: Any) -> str | None:
-        """Account for a step of one sequence and sample its next token; the finish reason at its end."""
+        """Account for a step of one sequence and sample what comes next; the finish reason at its end."""
         if sequence.n_left:
             sequence.n_fed += len(part.rows.tokens)
             self.counters.prefilled_tokens += len(part.rows.tokens) - int(part.rows.refeed)
@@ -239,9 +253,27 @@ class Scheduler:
                 return None
         if sequence.sampler is None:
             return "prefilled"
-        token_id = sequence.sampler.pick(logits[-1])
-        self.counters.decoded_tokens += 1
-        return sequence.accept(token_id)
+        return self._sample(sequence, sequence.sampler, part.drafts, logits[len(logits) - 1 - len(part.drafts) :])
+
+    def _sample(self, sequence: Sequence, sampler: Sampler, drafts: Seq[int], logits: Any) -> str | None:
+        """The next token of a sequence, and one more behind each draft that was sampled. Each is drawn from the logits
+        that it would have been drawn from without drafts, in the same order; rows of wrong drafts leave the tail."""
+        reason, n_sampled, n_accepted = None, 0, 0
+        for row, draft in zip(logits, [*drafts, None], strict=True):
+            token_id = sampler.pick(row)
+            n_sampled, n_accepted = n_sampled + 1, n_accepted + (token_id == draft)
+            reason = sequence.accept(token_id)
+            if reason is not None or token_id != draft:
+                break
+        if n_wrong := len(drafts) + 1 - n_sampled:
+            self._runner.truncate_tail(sequence.slot, self._runner.tail_length(sequence.slot) - n_wrong)
+        sequence.n_steps += 1
+        sequence.n_drafted += len(drafts)
+        sequence.n_accepted += n_accepted
+        self.counters.decoded_tokens += n_sampled
+        self.counters.drafted_tokens += len(drafts)
+        self.counters.accepted_tokens += n_accepted
+        return reason
 
     def _do_chunk(self) -> None:
         with self._wake:

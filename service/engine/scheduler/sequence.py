@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.engine.drafts.drafter import Drafter
 from service.engine.scheduler.detokenizer import Detokenizer
 from service.engine.scheduler.sampling import Sampler
 from service.engine.scheduler.stops import StopStrings
@@ -19,6 +20,8 @@ class SequenceResult:
 
     `computed_ids`: tokens whose KV the sequence added to its tail; the last sampled one is not among them.
     `n_prefilled`: those of them that went through prefill. Times are `time.monotonic()` seconds, 0 for never.
+    `n_steps`: steps in which tokens were sampled; `n_drafted` guessed tokens were computed in them, and `n_accepted` of
+    these were what was sampled.
     """
 
     finish_reason: str
@@ -27,6 +30,9 @@ class SequenceResult:
     n_prefilled: int
     first_token_s: float
     last_token_s: float
+    n_steps: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
 
 class AnswerWriter:
@@ -66,7 +72,8 @@ class AnswerWriter:
 class Sequence:
     """`tokens` are fed first, with `refeed` the document's last one in front of them; then at most `max_new`
     are sampled (0: none). `on_canary` gets the logits of the re-fed row before any token is sampled; what it
-    raises ends the sequence. Only the scheduler's thread changes a sequence, but for `cancelled`."""
+    raises ends the sequence. `drafter` guesses what comes next. Only the scheduler's thread changes a sequence,
+    but for `cancelled`."""
 
     slot: int
     document: Any
@@ -77,12 +84,16 @@ class Sequence:
     writer: AnswerWriter | None = None
     end_ids: frozenset[int] = frozenset()
     on_canary: Callable[[Any], None] | None = None
+    drafter: Drafter | None = None
     cancelled: bool = False
     done: "Future[SequenceResult]" = field(default_factory=Future)
     n_fed: int = 0
     sampled: list[int] = field(default_factory=list)
     first_token_s: float = 0.0
     last_token_s: float = 0.0
+    n_steps: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
 
     @property
     def n_left(self) -> int:
@@ -94,6 +105,8 @@ class Sequence:
         self.last_token_s = time.monotonic()
         self.first_token_s = self.first_token_s or self.last_token_s
         self.sampled.append(token_id)
+        if self.drafter is not None:
+            self.drafter.push(token_id)
         if token_id in self.end_ids:
             return "stop"
         if self.writer is not None and self.writer.push(token_id):
@@ -107,4 +120,5 @@ class Sequence:
         fed = self.tokens[int(self.refeed) : self.n_fed]
         computed = fed + self.sampled[:-1]
         times = self.first_token_s, self.last_token_s
-        self.done.set_result(SequenceResult(reason, computed, self.sampled, len(fed), *times))
+        drafts = self.n_steps, self.n_drafted, self.n_accepted
+        self.done.set_result(SequenceResult(reason, computed, self.sampled, len(fed), *times, *drafts))

@@ -28,6 +28,8 @@ from service.engine.watch.queries import KeptQueries
 ENGINE_VERSION = "torch-1"
 """Part of every fingerprint: raise it when the same model, tokens and KV type would give other KV."""
 CHUNK_TOKENS = 768
+DRAFT_TOKENS = 7
+"""With the token before them eight rows: so many are attended to by `FewRows` in BF16 too."""
 
 
 class TorchRunner:
@@ -46,7 +48,7 @@ class TorchRunner:
         self.layout = card.layout(kv_type)
         self.fingerprint = fingerprint(card, kv_type, self.compute_dtype, ENGINE_VERSION, chunk_tokens)
         limits = (card.max_context, chunk_tokens, n_slots, tail_tokens, card.vocab_size)
-        self.limits = RunnerLimits(*limits, ragged_slots=True)
+        self.limits = RunnerLimits(*limits, ragged_slots=True, draft_tokens=DRAFT_TOKENS)
         self._model = loaded.model
         self._lean = loaded.lean
         self._scratch = Scratch()

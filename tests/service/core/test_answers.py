@@ -37,6 +37,7 @@ async def test_answer_has_every_field_of_the_contract(world) -> None:
     }  # fmt: skip
     assert set(answer["timings"]) == {
         "queue_ms", "restore_ms", "ttft_ms", "total_ms", "decode_tokens_per_s", "fetch_ms",
+        "steps", "drafted_tokens", "accepted_tokens",
     }  # fmt: skip
     assert answer["timings"]["total_ms"] >= answer["timings"]["ttft_ms"] > 0
 
