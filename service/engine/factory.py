@@ -31,23 +31,14 @@ BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to make an engine; crosses to the engine process as JSON.
 
-<<<<<<< HEAD
     `engine`: "torch"; "exl2", on an NVIDIA card; "llamacpp", for a GGUF; or "fake" (no model; `model_dir` may be "",
     then tokens are bytes). `compute_dtype` "auto" takes what is faster here, and is of the torch engine.
     `disk_budget_nbytes` None is no limit. `max_context` and `threads` 0 take the model's and the library's own.
     `max_batch` answers run at once; `idle_tails` more sessions keep their turns in memory. `index_budget_nbytes`, of
     the memory where the model computes, hold the indexes of windowed documents, from which a question fetches in
-    `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer where it looked, by the model's index heads. `tiers`:
-    where snapshots are kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
-=======
-    `engine`: "torch"; "exl2", on an NVIDIA card; or "fake" (no model; `model_dir` may be "", then tokens are bytes).
-    `compute_dtype` "auto" takes what is faster here, and is of the torch engine. `disk_budget_nbytes` None is no limit.
-    `max_context` and `threads` 0 take the model's and torch's own. `max_batch` answers run at once; `idle_tails` more
-    sessions keep their turns in memory. `index_budget_nbytes`, of the memory where the model computes, hold the indexes
-    of windowed documents, from which a question fetches in `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer
-    where it looked, by the model's index heads. `speculation` "off" guesses no tokens. `tiers`: where snapshots are
-    kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
->>>>>>> 448350d (Answers that quote their document come several tokens a step: what followed the same words is computed along and checked)
+    `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer where it looked, by the model's index heads.
+    `speculation` "off" guesses no tokens. `tiers`: where snapshots are kept beyond the disk. `fake_script`: token ids
+    of every answer of a fake engine; with
     `fake_from_kv` its answers follow from the bytes of the stored KV instead. Its pace: seconds of a step, of each of
     its rows, of a layer of a chunk that is read, of a block of a layer that is loaded.
 
@@ -256,7 +247,7 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         tail_tokens=config.tail_tokens,
         max_context=config.max_context,
         max_rows=config.max_batch,
-        draft_tokens=DRAFT_TOKENS,
+        draft_tokens=0 if config.speculation == "off" else DRAFT_TOKENS,
         backend=config.attention_backend,
         product=config.product,
         index_nbytes=config.index_budget_nbytes if index_heads else 0,

@@ -9,6 +9,8 @@ from service.engine.drafts.rates import Rates
 
 LEAST_GAIN = 1.03
 """Tokens a second with drafts, as a multiple of those without, from which on drafts are taken."""
+MOST_ROWS = 24
+"""Of a step, where a runner names no number."""
 MOST_SLOWER = 1.5
 """A step takes no longer than this multiple where a sequence of it has no drafts and only waits for the others'."""
 TRIED_EVERY = 100
@@ -18,9 +20,9 @@ _WORTH_A_TRY = 1.3
 
 
 class DraftPlanner:
-    """Of one engine. At most `most` drafts of a sequence in a step, and `most_rows` of all."""
+    """Of one engine. At most `most` drafts of a sequence in a step, and none beyond `most_rows` rows of all."""
 
-    def __init__(self, most: int, most_rows: int = 24) -> None:
+    def __init__(self, most: int, most_rows: int = MOST_ROWS) -> None:
         self.most = most
         self.rates = Rates()
         self.costs = StepCosts()
@@ -40,7 +42,8 @@ class DraftPlanner:
 
     def _counts(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """How many drafts of each sequence. The likeliest come first: those of a sequence are in order then."""
-        best = sorted(((-chance, i) for i, of_one in enumerate(chances) for chance in of_one))[: self._most_rows]
+        best = sorted(((-chance, i) for i, of_one in enumerate(chances) for chance in of_one))
+        best = best[: max(self._most_rows - len(chances), 0)]
         counts = [0] * len(chances)
         for _, i in best[: self._n_best(len(chances), [-chance for chance, _ in best])]:
             counts[i] += 1

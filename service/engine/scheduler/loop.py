@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from service.engine.drafts.planner import DraftPlanner
+from service.engine.drafts.planner import MOST_ROWS, DraftPlanner
 from service.engine.protocol import Runner
 from service.engine.scheduler.batching import Part, compose
 from service.engine.scheduler.chunks import Chunk, ChunkCancelled, ChunkQueue
@@ -60,8 +60,10 @@ class Scheduler:
         self, runner: Runner, *, prefill_rows: int = 256, prefill_share: float = 0.4, max_gap_s: float = 0.15
     ) -> None:
         self.counters = Counters()
-        most = runner.limits.draft_tokens
-        self.planner = DraftPlanner(most) if most else None
+        limits = runner.limits
+        self.planner = (
+            DraftPlanner(limits.draft_tokens, limits.draft_rows or MOST_ROWS) if limits.draft_tokens else None
+        )
         self._runner = runner
         self._prefill_rows = prefill_rows
         self._share = prefill_share

@@ -116,7 +116,7 @@ def test_who_has_no_drafts_does_not_wait_long_for_those_of_others():
 
 
 def test_all_drafts_of_a_step_are_bounded_and_the_likeliest_are_taken():
-    planner = DraftPlanner(7, most_rows=8)
+    planner = DraftPlanner(7, most_rows=10)
     learned(planner.rates, True)
     sure, unsure = drafter(planner.rates), drafter(planner.rates)
     for i in range(30):
