@@ -1,42 +1,42 @@
 """What a step of more rows costs, as a multiple of one without drafts: measured while it runs."""
 
+from collections import deque
+from statistics import median
+
 _PER_ROW = 0.05
 """Of a step of the same sequences, for each row of drafts: until it is measured."""
-_BASE_SHARE, _RATIO_SHARE = 0.25, 0.15
-_LEAST, _MOST = 0.9, 8.0
+_BASES, _RATIOS = 9, 15
 
 
 class StepCosts:
-    """Running means, by the number of sequences and of rows. What a step takes depends on the documents of its
-    sequences: it is compared with steps of the same ones only."""
+    """Medians of the last steps, by the number of sequences and of rows: other work on the machine holds up some. What
+    a step takes depends on the documents of its sequences: it is compared with steps on the same ones only."""
 
     def __init__(self) -> None:
-        self._ratios: dict[int, dict[int, float]] = {}
+        self._ratios: dict[tuple[int, int], deque[float]] = {}
+        self._known: dict[int, dict[int, float]] = {}
         self._members: tuple[int, ...] = ()
-        self._base: float | None = None
+        self._bases: deque[float] = deque(maxlen=_BASES)
 
     def record(self, members: tuple[int, ...], n_rows: int, seconds: float) -> None:
-        """A step took `seconds` for `n_rows` rows of the sequences `members`, a row of each and drafts."""
+        """A step took `seconds` for `n_rows` rows, a row of each sequence and drafts. `members` name the sequences'
+        documents."""
         if members != self._members:
-            self._members, self._base = members, None
+            self._members = members
+            self._bases.clear()
         if n_rows == len(members):
-            before = seconds if self._base is None else self._base
-            self._base = before + _BASE_SHARE * (min(seconds, 2 * before) - before)
-        elif self._base:
-            self._learn(len(members), n_rows, min(max(seconds / self._base, _LEAST), _MOST))
+            self._bases.append(seconds)
+        elif self._bases:
+            of_rows = self._ratios.setdefault((len(members), n_rows), deque(maxlen=_RATIOS))
+            of_rows.append(seconds / median(self._bases))
+            self._known.setdefault(len(members), {len(members): 1.0})[n_rows] = median(of_rows)
 
     def ratio(self, n_sequences: int, n_rows: int) -> float:
         """How long a step of `n_rows` rows takes, where one row of each sequence takes 1."""
-        known = {n_sequences: 1.0} | self._ratios.get(n_sequences, {})
+        known = self._known.get(n_sequences, {n_sequences: 1.0})
         if n_rows in known:
             return known[n_rows]
         below = max(rows for rows in known if rows < n_rows)
         above = min((rows for rows in known if rows > n_rows), default=None)
         slope = _PER_ROW if above is None else (known[above] - known[below]) / (above - below)
         return known[below] + (n_rows - below) * max(slope, 0.0)
-
-    def _learn(self, n_sequences: int, n_rows: int, ratio: float) -> None:
-        ratios = self._ratios.setdefault(n_sequences, {})
-        before = ratios.get(n_rows, self.ratio(n_sequences, n_rows))
-        share = _RATIO_SHARE if n_rows in ratios else 0.5
-        ratios[n_rows] = before + share * (ratio - before)

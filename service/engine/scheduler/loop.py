@@ -231,7 +231,7 @@ class Scheduler:
     def _measure(self, parts: Seq[Part], seconds: float) -> None:
         """Tell the planner what a step took, unless it was for prompts too."""
         if self.planner is not None and not any(part.sequence.n_left for part in parts):
-            members = tuple(id(part.sequence) for part in parts)
+            members = tuple(id(part.rows.document) for part in parts)
             self.planner.costs.record(members, sum(len(part.rows.tokens) for part in parts), seconds)
 
     def _advance(self, part: Part, logits: Any) -> None:
