@@ -9,6 +9,7 @@ from litestar.params import FromPath, QueryParameter
 from service.core.documents import DocumentChanges, DocumentView
 from service.core.keys import Principal
 from service.core.services import Services
+from service.errors import NotFound
 from service.web.pages import with_error_pages
 from service.web.rendering import base, form_of, render
 from service.web.signing_in import see
@@ -16,6 +17,7 @@ from service.web.signing_in import see
 PAGE = 20
 CHANGED = {"HX-Trigger": "documents-changed"}
 """Makes the list fetch itself again."""
+NO_CONVERSATIONS = {"own_sessions": (), "more_own": False, "shared_sessions": (), "more_shared": False}
 
 
 class LibraryController(Controller):
@@ -36,13 +38,14 @@ class LibraryController(Controller):
         if principal.is_link:
             return see(base(request) + await _behind_link(services, principal))
         own, more = await services.documents.page(principal.user_id, limit=PAGE, after=None)
-        others, _ = await services.documents.page(principal.user_id, limit=PAGE, after=None, shared=True)
+        others, more_others = await services.documents.page(principal.user_id, limit=PAGE, after=None, shared=True)
         return render(
             request,
             "library.html",
             documents=own,
-            has_more=more,
+            more_documents=more,
             others=others,
+            more_others=more_others,
             name=await services.web_sessions.name_of(principal),
             max_nbytes=services.settings.max_upload_bytes,
             **await _conversations(services, principal),
@@ -57,8 +60,23 @@ class LibraryController(Controller):
     ) -> Response[str]:
         """Conversations, when documents changed: they end with theirs. None of a link."""
         if principal.is_link:
-            return render(request, "conversations.html", sessions=(), shared_sessions=())
+            return render(request, "conversations.html", **NO_CONVERSATIONS)
         return render(request, "conversations.html", **await _conversations(services, principal))
+
+    @get("/app/conversations/more")
+    async def more_conversations(
+        self,
+        request: Request[Any, Any, Any],
+        services: NamedDependency[Services],
+        principal: NamedDependency[Principal],
+        after: Annotated[str, QueryParameter()],
+        shared: Annotated[bool, QueryParameter()] = False,
+    ) -> Response[str]:
+        """Rows of one of their two lists, after the last one seen. None of a link."""
+        if principal.is_link:
+            raise NotFound("A link has no list of conversations.")
+        page = await services.conversations.sessions.page(principal.user_id, limit=PAGE, after=after, shared=shared)
+        return render(request, "session_rows.html", sessions=page.sessions, has_more=page.has_more, shared=shared)
 
     @get("/app/documents")
     async def documents(
@@ -67,10 +85,11 @@ class LibraryController(Controller):
         services: NamedDependency[Services],
         principal: NamedDependency[Principal],
         after: Annotated[str | None, QueryParameter()] = None,
+        shared: Annotated[bool, QueryParameter()] = False,
     ) -> Response[str]:
-        """Rows of the list, after the last one seen."""
-        own, more = await services.documents.page(principal.user_id, limit=PAGE, after=after)
-        return render(request, "rows.html", documents=own, has_more=more)
+        """Rows of their own list, or of what is shared with them, after the last one seen."""
+        rows, more = await services.documents.page(principal.user_id, limit=PAGE, after=after, shared=shared)
+        return render(request, "rows.html", documents=rows, has_more=more, shared=shared, is_first=after is None)
 
     @get("/app/documents/{document_id:str}/row")
     async def row(
@@ -100,9 +119,13 @@ class LibraryController(Controller):
 async def _conversations(services: Services, principal: Principal) -> dict[str, Any]:
     """Their own, and those of others that are shared with them."""
     page = services.conversations.sessions.page
+    own = await page(principal.user_id, limit=PAGE)
+    others = await page(principal.user_id, limit=PAGE, shared=True)
     return {
-        "sessions": (await page(principal.user_id, limit=PAGE)).sessions,
-        "shared_sessions": (await page(principal.user_id, limit=PAGE, shared=True)).sessions,
+        "own_sessions": own.sessions,
+        "more_own": own.has_more,
+        "shared_sessions": others.sessions,
+        "more_shared": others.has_more,
     }
 
 

@@ -21,6 +21,21 @@ function enliven() {
     input.value = location.origin + input.dataset.link;
   }
   showChosen();
+  if (asked && !asked.button.isConnected) {
+    const first = asked.before?.nextElementSibling;
+    asked = null;
+    if (first && document.activeElement === document.body) $("a", first)?.focus();
+  }
+}
+
+let asked = null;
+
+/** Who asked for more of a list goes on with the first of it: the button is gone then. */
+function setUpMore() {
+  document.addEventListener("click", ({ target }) => {
+    const button = target.closest?.("[data-more]");
+    if (button) asked = { button, before: button.closest("li").previousElementSibling };
+  });
 }
 
 /** htmx fills the dialog, or empties it when it is done. */
@@ -94,6 +109,7 @@ async function openLink() {
 setUpDialog();
 setUpRefusals();
 setUpSwitches();
+setUpMore();
 new MutationObserver(enliven).observe(document.body, { childList: true, subtree: true });
 document.addEventListener("change", showChosen);
 document.addEventListener("visibilitychange", followReadings);

@@ -51,15 +51,25 @@ export function say(text) {
   if (status) status.textContent = text;
 }
 
-/** What went wrong and what to do, as an element. `error` is a Problem of `api.js`, or anything else. */
+/** What went wrong and what to do, as elements. `error` is a Problem of `api.js`, or anything else.
+ *
+ * The server speaks English. On a page in another language its sentence is folded behind the page's own words, if it has
+ * some for this code; where these are too general to help, it is open. */
 export function problemText(error) {
   const detail = error.detail ?? "";
   // What HTTP calls it ("Unprocessable Entity") says nothing to a reader; the detail does.
   const title = known(`problem.${error.code}`, detail || (error.title ?? t("problem.unknown")));
   const parts = [h("strong", { lang: title === detail ? "en" : null }, title)];
-  if (detail && detail !== title) parts.push(" ", h("span", { lang: "en" }, detail));
+  if (detail && detail !== title) parts.push(" ", theirs(detail, GENERAL.includes(error.code)));
   if (error.retryAfterS) parts.push(" ", t("problem.retry_after", { n: count(error.retryAfterS) }));
   return parts;
+}
+
+const GENERAL = ["invalid", "bad_request", "conflict"];
+
+function theirs(detail, open) {
+  const words = h("span", { lang: "en" }, detail);
+  return lang === "en" ? words : h("details", { class: "original", open }, h("summary", {}, known("problem.original")), words);
 }
 
 /** Show a problem where there is no better place for it; it stays until it is closed. */

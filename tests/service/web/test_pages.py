@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ingest.errors import ERRORS
+from service import errors
 from service.errors import Unauthenticated
-from service.web import assets, catalogue, frame
+from service.web import assets, catalogue, frame, library
 from service.web.rendering import own_path
 
 WEB = Path(catalogue.__file__).parent
@@ -258,11 +260,79 @@ async def test_only_pdfs_are_shown_by_the_browser(client, made):
     assert (await client.get(f"/app/documents/{page['id']}/file")).status_code == 415
 
 
+async def test_lists_are_shown_part_by_part(client, person, made, monkeypatch):
+    monkeypatch.setattr(library, "PAGE", 2)
+    ann, bob = await person(client.services), await person(client.services, user="bob")
+    client.headers.update(ann.headers)
+    for i in range(3):
+        document = await made(client, data=f"This is about light number {i}. ".encode() * 9, title=f"Document {i}")
+        share = {"with": "user", "user": "bob", "access": "ask"}
+        await client.post(f"/v1/documents/{document['id']}/shares", json=share)
+        for who in (ann, bob):
+            body = {"document_ids": [document["id"]], "title": f"Session {i}"}
+            assert (await client.post("/v1/sessions", json=body, headers=who.headers)).status_code == 201
+    for who in (ann, bob):
+        page = (await client.get("/", headers={**HTML, **who.headers})).text
+        assert re.findall(r">((?:Document|Session) \d)</a>", page) == [
+            "Document 2",
+            "Document 1",
+            "Session 2",
+            "Session 1",
+        ]
+        links = re.findall(r'data-more [^>]*hx-get="([^"]+)"', page)
+        part = {**HTML, **who.headers, "HX-Request": "true"}
+        rest = [(await client.get(link.replace("&amp;", "&"), headers=part)).text for link in links]
+        assert [re.findall(r">(\w+ \d)</a>", rows) for rows in rest] == [["Document 0"], ["Session 0"]]
+        assert not any("data-more" in rows or 'class="empty"' in rows for rows in rest)
+        of_other = (
+            links[0].replace("&amp;", "&").replace("shared=true&", "") if who is bob else "/app/documents?after=x"
+        )
+        assert (await client.get(of_other, headers=part)).status_code == 404
+
+
 def test_both_languages_have_every_message_with_the_same_values():
     english, chinese = catalogue.messages("en"), catalogue.messages("zh")
-    assert list(english) == list(chinese)
+    assert [key for key in chinese if key in english] == list(english)
+    # An English reader has the server's own sentence, which says more than a word for its code.
+    assert all(key.startswith("js.problem.") for key in set(chinese) - set(english))
     for key, text in english.items():
         assert set(re.findall(r"\{\w+\}", text)) == set(re.findall(r"\{\w+\}", chinese[key])), key
+
+
+NOT_ON_THE_PAGE = {
+    "settings", "data_dir_in_use", "no_database", "no_redis", "previous_response_not_found", "too_many_uploads",
+    "parts_elsewhere", "upload_not_pending",
+}  # fmt: skip
+"""Codes of the command line, of a start, and of calls that the page does not make."""
+
+
+def test_whatever_the_page_is_refused_has_chinese_words():
+    service = WEB.parent
+    folders = [service / "core", service / "api", service / "web"]
+    files = [path for folder in folders for path in folder.rglob("*.py") if "openai" not in path.parts]
+    codes = {code for path in files for code in re.findall(r'\bcode="([a-z_]+)"', path.read_text())}
+    codes |= {kind.code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    codes |= set(ERRORS)
+    chinese = catalogue.messages("zh")
+    assert {code for code in codes - NOT_ON_THE_PAGE if f"js.problem.{code}" not in chinese} == set()
+    assert codes >= NOT_ON_THE_PAGE
+
+
+async def test_the_chinese_page_says_it_in_chinese_and_keeps_the_servers_sentence(client, upload, until):
+    document_id = (await upload(client, data=b" \n ", name="empty.txt")).json()["id"]
+    await until(client, document_id, "failed")
+    for path in ("/", f"/app/documents/{document_id}"):
+        page = (await client.get(path, headers={**HTML, "Accept-Language": "zh"})).text
+        assert "<strong>文档中没有文字。请上传含有文字的文件。</strong>" in page
+        assert re.search(
+            r'<details class="original"><summary>服务器原文（英文）</summary><span lang="en">The doc', page
+        )
+        page = (await client.get(path, headers=HTML)).text
+        assert re.search(r'<strong>Could not be read.</strong> <span lang="en">The document is empty', page)
+        assert "<details class=" not in page
+    page = (await client.get("/app/documents/doc_none", headers={**HTML, "Accept-Language": "zh"})).text
+    assert "<h1>内容不存在" in page
+    assert '<details class="original">' in page
 
 
 def test_every_message_that_is_used_is_there_and_none_is_for_nothing():
