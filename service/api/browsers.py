@@ -1,7 +1,9 @@
 """How a browser that signed in is known again: its cookie, and that the page that sent a request is ours.
 
-The API takes the cookie in place of a key. Under `/link/{share_id}/` the same application is seen as whoever has that
-link: each link has a cookie of its own, which browsers send to these paths only, so that opening one signs nobody out.
+The API takes the cookie in place of a key. Over HTTPS its name begins with `__Host-`: browsers take such a cookie from
+this very host alone, so that no other name of its domain can sign somebody in here as somebody else. Under
+`/link/{share_id}/` the same application is seen as whoever has that link: each link has a cookie of its own, which
+browsers send to these paths only, so that opening one signs nobody out.
 """
 
 import re
@@ -9,9 +11,11 @@ from typing import Any
 
 from litestar.types import Scope
 
+from service.api.hosts import is_loopback, name_of
 from service.errors import Forbidden, Unauthenticated
 
 COOKIE, LINK_COOKIE = "preread_session", "preread_link"
+HOST_COOKIE = f"__Host-{COOKIE}"
 _LINK_PATH = re.compile(r"/link/(shr_[0-9a-z]{8,60})(/.*)")
 _HARMLESS = ("GET", "HEAD", "OPTIONS")
 
@@ -43,10 +47,31 @@ def path_of(scope: Any) -> str:
 
 def cookie_of(scope: Any) -> str | None:
     """The value of the cookie that stands for the key, or for the link. Raises Unauthenticated for a link without."""
-    found = cookies(scope).get(LINK_COOKIE if link_of(scope) else COOKIE)
-    if found is None and link_of(scope):
+    if not link_of(scope):
+        return session_of(scope)
+    found = cookies(scope).get(LINK_COOKIE)
+    if found is None:
         raise Unauthenticated("Open the link again, as it was given to you.", code="signed_out")
     return found
+
+
+def session_of(scope: Any) -> str | None:
+    """The value of the cookie of who signed in. The one without prefix, which other names of the domain can set, counts
+    only where browsers take no other: over plain HTTP, and on this machine."""
+    found = cookies(scope)
+    return found.get(HOST_COOKIE) or (None if _is_surely_encrypted(scope) else found.get(COOKIE))
+
+
+def is_encrypted(scope: Any) -> bool:
+    """Whether the browser came by HTTPS, also through a proxy that does not say so: forms say where they are from."""
+    return scope["scheme"] == "https" or _header(scope, b"origin").startswith("https://")
+
+
+def _is_surely_encrypted(scope: Any) -> bool:
+    """As `is_encrypted`, but also for a request that says nothing of where it is from. Browsers send `Sec-Fetch-Site`
+    over HTTPS, and without it to their own machine alone."""
+    host = _header(scope, b"host")
+    return is_encrypted(scope) or (bool(_header(scope, b"sec-fetch-site")) and not is_loopback(name_of(host)))
 
 
 def cookies(scope: Any) -> dict[str, str]:
@@ -62,9 +87,13 @@ def require_own_page(scope: Any) -> None:
     Raises Forbidden."""
     if scope["method"] in _HARMLESS:
         return
-    headers = {name: value.decode("latin1").strip().lower() for name, value in scope["headers"]}
-    site = headers.get(b"sec-fetch-site")
-    host = headers.get(b"host", "")
-    origin = headers.get(b"origin", "").partition("://")[2]
-    if site != "same-origin" and not (site is None and host and origin == host):
+    site, host = _header(scope, b"sec-fetch-site"), _header(scope, b"host")
+    origin = _header(scope, b"origin").partition("://")[2]
+    if site != "same-origin" and not (not site and host and origin == host):
         raise Forbidden("The request does not come from this server's own page.", code="origin_not_allowed")
+
+
+def _header(scope: Any, name: bytes) -> str:
+    """The last one of a name, in small letters; "" without."""
+    found = [value for each, value in scope["headers"] if each == name]
+    return found[-1].decode("latin1").strip().lower() if found else ""

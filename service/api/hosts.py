@@ -50,13 +50,13 @@ class Guarded:
         return None
 
     def _is_ours(self, host: str) -> bool:
-        name = _name(host)
+        name = name_of(host)
         # Only requests made by hand have no host: every browser sends one.
         return not host or name in self._named or is_loopback(name)
 
     def _is_own_page(self, origin: str, hosts: list[str]) -> bool:
         authority = origin.partition("://")[2]
-        return bool(authority) and (authority in hosts or _name(authority) in self._named)
+        return bool(authority) and (authority in hosts or name_of(authority) in self._named)
 
 
 def is_loopback(host: str) -> bool:
@@ -67,7 +67,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _name(host: str) -> str:
+def name_of(host: str) -> str:
     """Without the port; empty for what is no host."""
     match = _HOST.fullmatch(host)
     return match[1].strip("[]").removesuffix(".") if match else ""

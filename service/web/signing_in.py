@@ -7,7 +7,7 @@ from litestar import Controller, Request, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.di import NamedDependency
 
-from service.api.browsers import COOKIE, LINK_COOKIE, cookies, require_own_page
+from service.api.browsers import COOKIE, HOST_COOKIE, LINK_COOKIE, is_encrypted, require_own_page, session_of
 from service.core.credentials import is_link
 from service.core.services import Services
 from service.core.web_sessions import LASTS_S
@@ -56,7 +56,8 @@ class SignInController(Controller):
             return render(request, "sign_in.html", status=401, next=path, refused=error.code)
         response = see(path)
         if signed_in.cookie is not None:
-            response.set_cookie(session_cookie(request, COOKIE, signed_in.cookie))
+            name = HOST_COOKIE if is_encrypted(request.scope) else COOKIE
+            response.set_cookie(session_cookie(request, name, signed_in.cookie))
         return response
 
     @post("/link", status_code=200)
@@ -89,7 +90,7 @@ class SignInController(Controller):
                 response.set_cookie(
                     Cookie(
                         cookie, value=form[field], path="/", max_age=_YEAR_S, httponly=True, samesite="strict",
-                        secure=is_encrypted(request),
+                        secure=is_encrypted(request.scope),
                     )
                 )  # fmt: skip
         return response
@@ -110,10 +111,11 @@ class SignOutController(Controller):
     @post("/sign-out", status_code=303)
     async def sign_out(self, request: Request[Any, Any, Any], services: NamedDependency[Services]) -> Response[bytes]:
         """The cookie is nothing any more, here and elsewhere."""
-        if cookie := cookies(request.scope).get(COOKIE):
+        if cookie := session_of(request.scope):
             await services.web_sessions.sign_out(cookie)
         response = see("/app/sign-in")
-        response.delete_cookie(COOKIE, path="/")
+        for name in (COOKIE, HOST_COOKIE):  # browsers heed the second one only if it is `Secure`
+            response.set_cookie(Cookie(name, value="", path="/", max_age=0, secure=name == HOST_COOKIE))
         return response
 
 
@@ -126,10 +128,5 @@ def session_cookie(request: Request[Any, Any, Any], name: str, value: str, path:
     """Sent by browsers to this server only, from its own pages only, and out of reach of scripts."""
     return Cookie(
         name, value=value, path=path, max_age=LASTS_S, httponly=True,
-        samesite="strict", secure=is_encrypted(request),
+        samesite="strict", secure=is_encrypted(request.scope),
     )  # fmt: skip
-
-
-def is_encrypted(request: Request[Any, Any, Any]) -> bool:
-    """Whether the browser came by HTTPS, also through a proxy that does not say so."""
-    return request.scope["scheme"] == "https" or request.headers.get("origin", "").startswith("https://")

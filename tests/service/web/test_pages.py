@@ -8,6 +8,7 @@ import pytest
 
 from ingest.errors import ERRORS
 from service import errors
+from service.api import browsers
 from service.errors import Unauthenticated
 from service.web import assets, catalogue, frame, library
 from service.web.rendering import own_path
@@ -133,7 +134,41 @@ async def test_over_https_the_cookie_is_for_https_only(client, person):
     key = ann.headers["Authorization"].split()[1]
     headers = {"Origin": "https://localhost", "Host": "localhost"}
     response = await client.post("/app/sign-in", data={"key": key}, headers=headers)
-    assert "Secure" in response.headers["set-cookie"]
+    cookie = response.headers["set-cookie"]
+    assert cookie.startswith("__Host-preread_session=web_")
+    assert "Secure" in cookie
+    assert "Path=/;" in cookie
+    assert "domain" not in cookie.lower()
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ({"cookie": "preread_session=a", "host": "docs.example.org", "sec-fetch-site": "same-origin"}, None),
+        ({"cookie": "preread_session=a", "host": "docs.example.org", "origin": "https://docs.example.org"}, None),
+        ({"cookie": "preread_session=a", "host": "docs.example.org"}, "a"),
+        ({"cookie": "preread_session=a", "host": "localhost:8000", "sec-fetch-site": "same-origin"}, "a"),
+        ({"cookie": "preread_session=a; __Host-preread_session=b", "host": "localhost"}, "b"),
+        ({"cookie": "__Host-preread_session=b", "host": "docs.example.org", "sec-fetch-site": "none"}, "b"),
+    ],
+)
+def test_a_cookie_that_another_name_of_the_domain_may_have_set_signs_nobody_in(headers, found):
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    assert browsers.session_of({"scheme": "http", "headers": raw}) == found
+    assert browsers.session_of({"scheme": "https", "headers": raw}) == (
+        found if "__Host-" in headers["cookie"] else None
+    )
+
+
+async def test_both_cookies_are_over_after_signing_out(signed_in):
+    value = signed_in.cookies["preread_session"]
+    signed_in.cookies.clear()
+    headers = own(Cookie=f"__Host-preread_session={value}")
+    assert (await signed_in.get("/v1/documents", headers=headers)).status_code == 200
+    ended = (await signed_in.post("/app/sign-out", headers=headers)).headers.get_list("set-cookie")
+    assert sorted(each.partition("=")[0] for each in ended) == ["__Host-preread_session", "preread_session"]
+    assert all("max-age=0" in each.lower() and ("Secure" in each) == each.startswith("__Host") for each in ended)
+    assert (await signed_in.get("/v1/documents", headers=headers)).status_code == 401
 
 
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
