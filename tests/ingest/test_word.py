@@ -56,6 +56,82 @@ def test_the_title_is_that_of_its_properties(put: Put):
     assert read(put(saved(document)))[1].title == "Port & Rules"
 
 
+def _field(paragraph, instruction: str, shown: str) -> None:
+    """As Word writes a field: marks between runs."""
+    for kind in ("begin", None, "separate", "shown", "end"):
+        run = paragraph.add_run(shown if kind == "shown" else "")
+        if kind == "shown":
+            continue
+        mark = OxmlElement("w:fldChar" if kind else "w:instrText")
+        if kind:
+            mark.set(qn("w:fldCharType"), kind)
+        else:
+            mark.text = f" {instruction} "
+        run._r.append(mark)
+
+
+def test_headers_and_footers_are_said_once_where_their_section_begins(put: Put):
+    document = docx.Document()
+    document.add_heading("Lease", 1)
+    document.add_paragraph("The rent is due monthly.")
+    first = document.sections[0]
+    first.header.paragraphs[0].text = "Acme Estates\tRef. LX-4711"
+    numbers = first.footer.paragraphs[0]
+    numbers.add_run("Page ")
+    _field(numbers, "PAGE", "7")
+    numbers.add_run(" of ")
+    _field(numbers, "NUMPAGES", "12")
+    signed = first.footer.add_paragraph("Confidential, page ")
+    _field(signed, "PAGE  \\* MERGEFORMAT", "7")
+    first.first_page_header.paragraphs[0].text = "Not shown: the first page is as the others"
+    first.even_page_header.paragraphs[0].text = "Not shown either"
+    second = document.add_section()
+    document.add_heading("Annex", 1)
+    document.add_paragraph("The keys.")
+    third = document.add_section()
+    third.different_first_page_header_footer = True
+    third.first_page_header.paragraphs[0].text = "Acme Archive"
+    third.header.is_linked_to_previous = False
+    third.header.paragraphs[0].text = "Acme Estates\tRef. LX-4711"
+    document.add_paragraph("The end.")
+    assert second.header.is_linked_to_previous
+    pages, _, warnings = read(put(saved(document)))
+    assert pages == [
+        "# Lease\n\n[Header: Acme Estates Ref. LX-4711]\n\n[Footer: Confidential, page]\n\nThe rent is due monthly.",
+        "# Annex\n\nThe keys.",
+        "The end.\n\n[Header: Acme Archive]",
+    ]
+    assert warnings == []
+
+
+def test_a_letterhead_in_a_table_is_read_and_even_pages_have_their_own(put: Put):
+    document = docx.Document()
+    document.add_paragraph("Dear Marta,")
+    document.settings.odd_and_even_pages_header_footer = True
+    section = document.sections[0]
+    table = section.header.add_table(1, 2, docx.shared.Cm(12))
+    table.cell(0, 0).text, table.cell(0, 1).text = "Lighthouse Trust", "12 Pier Road"
+    section.even_page_footer.paragraphs[0].text = "Charity no. 88"
+    pages, _, _ = read(put(saved(document)))
+    assert pages == ["Dear Marta,\n\n[Header: Lighthouse Trust\n12 Pier Road]\n\n[Footer: Charity no. 88]"]
+
+
+def test_a_header_that_is_damaged_or_missing_costs_only_itself(put: Put):
+    document = docx.Document()
+    document.add_paragraph("The text.")
+    document.sections[0].header.paragraphs[0].text = "Gone"
+    document.sections[0].footer.paragraphs[0].text = "Here"
+    (name,) = [name for name in zipfile.ZipFile(io.BytesIO(saved(document))).namelist() if "word/header" in name]
+    damaged = repacked(saved(document), lambda part, data: b"<w:hdr" if part == name else data)
+    pages, _, warnings = read(put(damaged))
+    assert pages == ["The text.\n\n[Footer: Here]"]
+    assert warnings == ["1 header or footer could not be read."]
+    missing = repacked(saved(document), lambda _, data: data.replace(name.removeprefix("word/").encode(), b"gone.xml"))
+    pages, _, warnings = read(put(missing))
+    assert pages == ["The text.\n\n[Footer: Here]"]
+    assert warnings == []
+
+
 def test_comments_and_files_inside_are_said_to_be_left_out(put: Put):
     document = docx.Document()
     paragraph = document.add_paragraph("The fee")

@@ -1,7 +1,7 @@
 """A Word document's body as sections: paragraphs, headings, lists, tables and notes in the order of the text."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from ingest.formats.archive import Archive
 from ingest.formats.sections import Section, first_heading
 from ingest.formats.tables import repeated, table_text, whole
 from ingest.formats.word.inline import LAID_OUT_BREAK, PAGE_BREAK, PICTURE, Paragraph, read_paragraph
+from ingest.formats.word.margins import Margins
 from ingest.formats.word.names import W, chosen, is_on, value
 from ingest.formats.word.notes import read_notes
 from ingest.formats.word.numbering import MAX_DEPTH, Numbering
@@ -22,6 +23,7 @@ from ingest.words import counted
 _NO_TITLES = frozenset(("", "word document", "untitled", "document"))
 _BREAKS = re.compile(f"([{PAGE_BREAK}{LAID_OUT_BREAK}])")
 _CONTINUOUS = frozenset(("continuous", "nextColumn"))
+_NEW_PAGE = "nextPage"
 _WRAPPERS = frozenset(W + name for name in ("sdt", "sdtContent", "ins", "moveTo", "customXml", "smartTag"))
 _MOST_SPANNED = 60
 
@@ -38,9 +40,10 @@ class WordText:
 
 def read_word(archive: Archive) -> WordText:
     """All text of the document. Raises what `open_word` raises."""
-    document = open_word(archive)
+    opened = open_word(archive)
+    document = opened.document
     try:
-        body = _Body(document)
+        body = _Body(document, Margins(opened.margins, even_differ=opened.even_differ))
         body.read(document.element.body)
         title = (document.core_properties.title or "").strip()
     except (MemoryError, RecursionError):
@@ -56,14 +59,17 @@ def read_word(archive: Archive) -> WordText:
 class _Body:
     """Collects sections, and knows whether the next one begins a page."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, margins: Margins) -> None:
         self.sections: list[Section] = []
         self.laid_out = next(document.element.body.iter(W + "lastRenderedPageBreak"), None) is not None
         self._styles = Styles(document)
         self._numbering = Numbering(document)
         self._notes = {kind: read_notes(document, kind) for kind in ("footnote", "endnote")}
         self._note_numbers: dict[str, dict[str, int]] = {"footnote": {}, "endnote": {}}
-        self._section_kinds = iter(_section_kinds(document.element.body)[1:])
+        self._margins = margins
+        self._word_sections = _word_sections(document.element.body)
+        self._new_margins: list[str] = []
+        self._next_section()
         self._n_comments = 0
         self._n_included = 0
         self._starts_page = True
@@ -75,6 +81,8 @@ class _Body:
             yield f"{counted(self._n_comments, 'comment')} in the margin cannot be asked about."
         if self._n_included:
             yield f"{counted(self._n_included, 'file')} inside the document cannot be asked about."
+        if self._margins.n_damaged:
+            yield f"{counted(self._margins.n_damaged, 'header or footer')} could not be read."
 
     def read(self, holder: Any) -> None:
         for element in holder:
@@ -101,8 +109,17 @@ class _Body:
         self._beside(paragraph)
         ends_section = properties is not None and properties.find(W + "sectPr") is not None
         # How the next section begins, that one says.
-        if ends_section and next(self._section_kinds, "nextPage") not in _CONTINUOUS:
+        if ends_section and self._next_section() not in _CONTINUOUS:
             self._end_page()
+
+    def _next_section(self) -> str:
+        """How it begins. Its headers and footers follow its first text: that may be the heading by which a page is
+        known."""
+        section = next(self._word_sections, None)
+        if section is None:
+            return _NEW_PAGE
+        self._new_margins += self._margins.of(section)
+        return value(section, "type") or _NEW_PAGE
 
     def _read(self, element: Any) -> Paragraph:
         paragraph = read_paragraph(element, self._note_number)
@@ -145,6 +162,8 @@ class _Body:
     def _add(self, section: Section) -> None:
         self.sections.append(Section(section.text, section.level, self._starts_page, section.tight))
         self._starts_page, self._page_shows, self._in_list = False, True, False
+        self.sections += [Section(line) for line in self._new_margins]
+        self._new_margins = []
 
     def _break(self) -> None:
         """The page ends here, also one without text."""
@@ -220,10 +239,9 @@ class _Body:
         return " ".join(part for part in parts if part.strip())
 
 
-def _section_kinds(body: Any) -> list[str]:
-    """How each of the document's sections begins."""
-    sections = (part for part in body.iter(W + "sectPr") if part.getparent().tag in (W + "pPr", W + "body"))
-    return [value(section, "type") or "nextPage" for section in sections]
+def _word_sections(body: Any) -> Iterator[Any]:
+    """What describes each of the document's sections, in their order."""
+    return (part for part in body.iter(W + "sectPr") if part.getparent().tag in (W + "pPr", W + "body"))
 
 
 def _rows(table: Any) -> Iterable[list[Any]]:

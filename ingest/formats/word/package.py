@@ -7,6 +7,7 @@ nowhere, and does not know the names of the "strict" variant. So it is given a c
 import io
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import docx
 from docx.document import Document
@@ -36,15 +37,35 @@ _TYPES = {
     "core-properties": "application/vnd.openxmlformats-package.core-properties+xml",
 }
 _OPTIONAL = ("styles", "numbering", "footnotes", "endnotes")
+_MARGINS = ("header", "footer")
 
 
-def open_word(archive: Archive) -> Document:
-    """The document's text, styles, numbering and notes. Raises HasMacros, UnsafeFile, DamagedFile, ContentTooLarge."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`document` has text, styles, numbering and notes; `margins`: headers and footers, XML by the ids with which its
+    sections name them. `even_differ`: even pages have their own."""
+
+    document: Document
+    margins: dict[str, bytes]
+    even_differ: bool
+
+
+def open_word(archive: Archive) -> Opened:
+    """Raises HasMacros, UnsafeFile, DamagedFile, ContentTooLarge."""
     if any(name.lower().endswith(("vbaproject.bin", "vbadata.xml")) for name in archive.names):
         raise HasMacros
-    parts = _text_parts(archive)
+    main = _main(archive)
+    references = list(_references(archive, _relations_of(main), main))
+    parts = _text_parts(archive, main, {kind: part for _, kind, part in references})
+    margins = {
+        part_id: _clean(archive.read(part))
+        for part_id, kind, part in references
+        if kind in _MARGINS and part in archive.names
+    }
+    settings = next((part for _, kind, part in references if kind == "settings" and part in archive.names), None)
+    even_differ = settings is not None and b"evenAndOddHeaders" in archive.read(settings)
     try:
-        return docx.Document(_package(parts))
+        return Opened(docx.Document(_package(parts)), margins, even_differ)
     except MemoryError:
         raise
     except Exception:
@@ -52,26 +73,36 @@ def open_word(archive: Archive) -> Document:
         raise DamagedFile("its text cannot be read as a Word document") from None
 
 
-def _text_parts(archive: Archive) -> dict[str, bytes]:
-    top = dict(_references(archive, "_rels/.rels", ""))
+def _main(archive: Archive) -> str:
+    top = {kind: part for _, kind, part in _references(archive, "_rels/.rels", "")}
     main = top.get("officeDocument", "")
     if main not in archive.names:
         main = "word/document.xml"
     if main not in archive.names:
         raise DamagedFile("the part with its text is missing")
-    folder, _, name = main.rpartition("/")
-    named = dict(_references(archive, f"{folder}/_rels/{name}.rels".lstrip("/"), main))
-    named |= {"document": main, "core-properties": top.get("core-properties", "")}
+    return main
+
+
+def _relations_of(part: str) -> str:
+    """The part with what `part` refers to."""
+    folder, _, name = part.rpartition("/")
+    return f"{folder}/_rels/{name}.rels".lstrip("/")
+
+
+def _text_parts(archive: Archive, main: str, named: dict[str, str]) -> dict[str, bytes]:
+    top = {kind: part for _, kind, part in _references(archive, "_rels/.rels", "")}
+    named = named | {"document": main, "core-properties": top.get("core-properties", "")}
     return {kind: _clean(archive.read(named[kind])) for kind in _TYPES if named.get(kind) in archive.names}
 
 
-def _references(archive: Archive, name: str, base: str) -> Iterator[tuple[str, str]]:
-    """(last word of the type, part) of what a part refers to inside the file."""
+def _references(archive: Archive, name: str, base: str) -> Iterator[tuple[str, str, str]]:
+    """(id, last word of the type, part) of what a part refers to inside the file."""
     if name not in archive.names:
         return
     for reference in parse_small(archive.read(name), "the list of its parts"):
         if reference.get("TargetMode") != "External":
-            yield reference.get("Type", "").rpartition("/")[2], resolve(base, reference.get("Target", ""))
+            kind = reference.get("Type", "").rpartition("/")[2]
+            yield reference.get("Id", ""), kind, resolve(base, reference.get("Target", ""))
 
 
 def _clean(xml: bytes) -> bytes:
