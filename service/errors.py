@@ -91,7 +91,10 @@ class Unavailable(_Retryable):
 
 
 class DatabaseUnavailable(Unavailable):
+    """`place`: where the database should be, for whoever runs the server; its clients are not told."""
+
     code = "database_unavailable"
+    place = ""
 
 
 class CommitUnknown(DatabaseUnavailable):

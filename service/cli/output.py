@@ -66,8 +66,10 @@ def expected_errors(command: Callable[P, T]) -> Callable[P, T]:
 def _told(error: Exception) -> tuple[str, str] | None:
     """Code and message of an error that is expected."""
     from service.client.errors import PrereadError
-    from service.errors import ServiceError
+    from service.errors import DatabaseUnavailable, ServiceError
 
+    if isinstance(error, DatabaseUnavailable) and error.place:
+        return error.code, f"{error.detail} It should be at {error.place}."
     if isinstance(error, ServiceError | PrereadError):
         return error.code, error.detail
     # After that: asking a server needs no engine, and nothing of what one needs.

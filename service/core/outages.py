@@ -26,8 +26,10 @@ async def through_outages(step: Callable[[], Awaitable[T]], *, within_s: float |
     while True:
         try:
             return await step()
-        except DatabaseUnavailable:
+        except DatabaseUnavailable as error:
             if within_s is not None and time.monotonic() - began >= within_s:
                 raise
-            _log.warning("the database does not answer", waiting_s=round(time.monotonic() - began, 1))
+            _log.warning(
+                "the database does not answer", place=error.place, waiting_s=round(time.monotonic() - began, 1)
+            )
             await asyncio.sleep(PAUSE_S)

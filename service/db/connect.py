@@ -52,6 +52,15 @@ def is_sqlite(url: str) -> bool:
     return url.startswith("sqlite")
 
 
+def place_of(url: str) -> str:
+    """Where a database is, without user and password: host, port and name of PostgreSQL, a file of SQLite."""
+    parts = make_url(url)
+    if is_sqlite(url):
+        return parts.database or "memory"
+    host = parts.host or parts.query.get("host") or "this machine"
+    return f"{host}:{parts.port or 5432}/{parts.database or ''}".rstrip("/")
+
+
 def _postgres(url: URL) -> URL:
     """As people write it: `postgres://` is meant too, and `sslmode` as in other clients."""
     if url.drivername in {"postgres", "postgresql"}:

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from service.db.connect import create_engine, is_sqlite
+from service.db.connect import create_engine, is_sqlite, place_of
 from service.db.faults import committing, connecting, faults, is_away, opening, unavailable
 from service.db.repositories import UnitOfWork
 from service.errors import DatabaseUnavailable
@@ -72,14 +72,15 @@ class Database:
     @asynccontextmanager
     async def _session(self, options: dict[str, Any], *, autoflush: bool = True) -> AsyncIterator[AsyncSession]:
         if time.monotonic() < self._away_until:
-            raise unavailable()
+            raise unavailable(place_of(self.url))
         async with closing(AsyncSession(self.engine, expire_on_commit=False, autoflush=autoflush)) as session:
             try:
                 with connecting():
                     await session.connection(execution_options=options)
                 with faults():
                     yield session
-            except DatabaseUnavailable:
+            except DatabaseUnavailable as error:
+                error.place = place_of(self.url)
                 self._away_until = 0.0 if self.is_sqlite else time.monotonic() + _PAUSE_S
                 # Not given back to the others: a connection that stood still would make the next one wait too.
                 with suppress(SQLAlchemyError, OSError):

@@ -54,8 +54,10 @@ def committing(*, is_elsewhere: bool) -> Iterator[None]:
         raise
 
 
-def unavailable() -> DatabaseUnavailable:
-    return DatabaseUnavailable(_DETAIL, retry_after_s=RETRY_AFTER_S)
+def unavailable(place: str = "") -> DatabaseUnavailable:
+    error = DatabaseUnavailable(_DETAIL, retry_after_s=RETRY_AFTER_S)
+    error.place = place
+    return error
 
 
 def is_full(error: Exception) -> bool:

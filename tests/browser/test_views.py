@@ -275,6 +275,27 @@ BROKEN_ONCE = """() => {
 }"""
 
 
+def test_lists_go_on_by_keyboard_on_a_phone(world, visit):
+    with world.client("dora") as client:
+        for i in range(23):
+            name = f"light-{i}.txt"
+            document_id = world.document("dora", f"Light number {i}. ".encode() * 20, name, title=f"Light {i}")
+            client.post("/v1/sessions", json={"document_ids": [document_id], "title": f"About light {i}"})
+    visitor = visit(**PHONE)
+    page = visitor.give_cookie("dora")
+    page.goto("/")
+    for of, first in (("Your documents", "Light 2"), ("Conversations", "About light 2")):
+        more = page.get_by_role("button", name=f"Show more · {of}", exact=True)
+        expect(page.get_by_role("link", name=first, exact=True)).to_have_count(0)
+        more.focus()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name=first, exact=True)).to_be_focused()
+        expect(more).to_have_count(0)
+    expect(page.get_by_role("link", name=re.compile("^(About )?[Ll]ight"))).to_have_count(46)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert visitor.faults() == []
+
+
 def test_in_chinese(visit, contract, picture):
     visitor = visit(locale="zh-CN", viewport={"width": 900, "height": 700})
     page = visitor.give_cookie("ann")
@@ -286,6 +307,17 @@ def test_in_chinese(visit, contract, picture):
     assert visitor.faults() == []
     page.evaluate("scrollTo(0, 0)")
     picture(page, "web-chinese")
+    busy = {"title": "Too many", "status": 429, "detail": "Eight answers run.", "error": {"code": "queue_full"}}
+    page.route("**/questions", lambda route: route.fulfill(status=429, json=busy, headers={"Retry-After": "3"}))
+    page.get_by_label("您的问题").fill("还有吗？")
+    page.get_by_role("button", name="提问", exact=True).click()
+    refusal = page.get_by_role("alert")
+    expect(refusal).to_contain_text("服务器繁忙。")
+    expect(refusal).to_contain_text("请在 3 秒后重试。")
+    expect(refusal.get_by_text("Eight answers run.")).to_be_hidden()
+    refusal.get_by_text("服务器原文（英文）").click()
+    expect(refusal.get_by_text("Eight answers run.")).to_be_visible()
+    assert visitor.faults() == []
     page.get_by_role("button", name="English").click()
     expect(page.get_by_role("button", name="Ask", exact=True)).to_be_visible()
     expect(page.locator("html")).to_have_attribute("lang", "en")

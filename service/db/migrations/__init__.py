@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from service.db.connect import create_engine, is_sqlite
+from service.db.connect import create_engine, is_sqlite, place_of
 from service.db.engine import WRITE_LOCK
 from service.db.faults import is_away, opening, unavailable
 from service.errors import ServiceError
@@ -60,7 +60,7 @@ async def _run(url: str, step: Callable[[Connection], None]) -> None:
                 await connection.commit()
         except Exception as error:
             if not is_sqlite(url) and (isinstance(error, OSError) or is_away(error)):
-                raise unavailable() from error
+                raise unavailable(place_of(url)) from error
             raise
         finally:
             await engine.dispose()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,18 @@ def preread(tmp_path, monkeypatch):
         return result
 
     return run
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_password(preread, monkeypatch):
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("PREREAD_DATABASE_URL", f"postgresql://keeper:hush-hush@127.0.0.1:{port}/lights")
+        for command in (["keys", "list"], ["db", "upgrade"]):
+            said = preread(*command, exit_code=1).output
+            assert f"does not answer: try again. It should be at 127.0.0.1:{port}/lights." in " ".join(said.split())
+            assert "hush-hush" not in said
+            assert "keeper" not in said
 
 
 def test_a_key_is_made_listed_and_revoked(preread):

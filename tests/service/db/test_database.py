@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from service.db.connect import place_of
 from service.db.engine import Database
 from service.db.errors import AlreadyExists
 from service.db.migrations import upgrade
@@ -20,6 +21,19 @@ def document(id="doc_1", key="k", **values):
         id=id, owner_id="o", dedupe_key=key, filename="f", nbytes=1, sha256="0", created_at=1.0, updated_at=1.0,
         **({"title": "t"} | values),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("postgresql+asyncpg://u:p@db.example:6000/lights", "db.example:6000/lights"),
+        ("postgres://u:p@db.example", "db.example:5432"),
+        ("postgresql:///lights?host=/run/postgresql", "/run/postgresql:5432/lights"),
+        ("sqlite+aiosqlite:////data/a.sqlite3", "/data/a.sqlite3"),
+    ],
+)
+def test_a_place_has_no_user_and_no_password(url, place):
+    assert place_of(url) == place
 
 
 @pytest.fixture
