@@ -90,7 +90,7 @@ def test_headers_and_footers_are_said_once_where_their_section_begins(put: Put):
     document.add_paragraph("The keys.")
     third = document.add_section()
     third.different_first_page_header_footer = True
-    third.first_page_header.paragraphs[0].text = "Acme Archive"
+    third.first_page_header.paragraphs[0].text = "Acme Archive"  # that of the first section, which did not show it
     third.header.is_linked_to_previous = False
     third.header.paragraphs[0].text = "Acme Estates\tRef. LX-4711"
     document.add_paragraph("The end.")

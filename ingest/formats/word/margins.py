@@ -23,21 +23,33 @@ class Margins:
         self.n_damaged = 0
         self._parts = parts
         self._shown = {"default"} | ({"even"} if even_differ else set())
+        # By kind and by the pages they are for. A section that names none goes on with those of the one before.
+        self._in_use: dict[str, dict[str, str]] = {"header": {}, "footer": {}}
         self._told: set[str] = set()
+        self._texts: dict[str, str] = {}
 
     def of(self, section: Any) -> list[str]:
         """What the ``w:sectPr`` `section` has that none before had."""
         shown = self._shown | ({"first"} if is_on(section, "titlePg") else set())
-        new: list[str] = []
         for kind in ("header", "footer"):
             for reference in section.iterfind(f"{W}{kind}Reference"):
-                if reference.get(W + "type", "default") in shown and (text := self._text(reference.get(_ID, ""))):
-                    new.append(f"[{kind.capitalize()}: {text}]")
-        new = [line for line in dict.fromkeys(new) if line not in self._told]
+                self._in_use[kind][reference.get(W + "type", "default")] = reference.get(_ID, "")
+        told = [
+            f"[{kind.capitalize()}: {text}]"
+            for kind, parts in self._in_use.items()
+            for pages, part_id in parts.items()
+            if pages in shown and (text := self._text(part_id))
+        ]
+        new = [line for line in dict.fromkeys(told) if line not in self._told]
         self._told.update(new)
         return new
 
     def _text(self, part_id: str) -> str:
+        if part_id not in self._texts:
+            self._texts[part_id] = self._read(part_id)
+        return self._texts[part_id]
+
+    def _read(self, part_id: str) -> str:
         try:
             return "\n".join(_lines(parse_xml(self._parts[part_id])))
         except KeyError:
