@@ -311,7 +311,7 @@ def test_in_chinese(visit, contract, picture):
     page.route("**/questions", lambda route: route.fulfill(status=429, json=busy, headers={"Retry-After": "3"}))
     page.get_by_label("您的问题").fill("还有吗？")
     page.get_by_role("button", name="提问", exact=True).click()
-    refusal = page.get_by_role("alert")
+    refusal = page.locator("#turns [role=alert]")
     expect(refusal).to_contain_text("服务器繁忙。")
     expect(refusal).to_contain_text("请在 3 秒后重试。")
     expect(refusal.get_by_text("Eight answers run.")).to_be_hidden()

@@ -60,17 +60,16 @@ export function problemText(error) {
   // What HTTP calls it ("Unprocessable Entity") says nothing to a reader; the detail does.
   const title = known(`problem.${error.code}`, detail || (error.title ?? t("problem.unknown")));
   const parts = [h("strong", { lang: title === detail ? "en" : null }, title)];
-  if (detail && detail !== title) parts.push(" ", theirs(detail, GENERAL.includes(error.code)));
+  const theirs = detail && detail !== title ? h("span", { lang: "en" }, detail) : null;
+  if (theirs && lang === "en") parts.push(" ", theirs);
   if (error.retryAfterS) parts.push(" ", t("problem.retry_after", { n: count(error.retryAfterS) }));
+  if (theirs && lang !== "en") parts.push(folded(theirs, GENERAL.includes(error.code)));
   return parts;
 }
 
 const GENERAL = ["invalid", "bad_request", "conflict"];
-
-function theirs(detail, open) {
-  const words = h("span", { lang: "en" }, detail);
-  return lang === "en" ? words : h("details", { class: "original", open }, h("summary", {}, known("problem.original")), words);
-}
+const folded = (words, open) =>
+  h("details", { class: "original", open }, h("summary", {}, known("problem.original")), words);
 
 /** Show a problem where there is no better place for it; it stays until it is closed. */
 export function toast(error) {
