@@ -52,6 +52,7 @@ def config(arguments: argparse.Namespace) -> EngineConfig:
         model_dir=arguments.model,
         kv_type=arguments.kv_type,
         compute_dtype=arguments.dtype,
+        speculation="off",
     )
 
 

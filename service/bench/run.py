@@ -23,14 +23,16 @@ _PACKAGES = ("torch", "transformers", "exllamav2", "triton")
 
 
 def bench_config(settings: Settings, store_dir: Path, work: Work) -> EngineConfig:
-    """As the service makes it, but with room for all users at once, and a store of its own without tiers beyond the
-    disk: copies in these are made and brought by the bench itself, when nothing else is measured."""
+    """As the service makes it, but with room for all users at once, one token a step whatever is answered, and a store
+    of its own without tiers beyond the disk: copies in these are made and brought by the bench itself, when nothing
+    else is measured."""
     config = engine_config(settings)
     tail = max(config.tail_tokens, work.answer_tokens + 2 * QUESTION_TOKENS)
     plain = TierConfig(encryption_key_file=config.tiers.encryption_key_file)
     return msgspec.structs.replace(
-        config, store_dir=str(store_dir), max_batch=max(config.max_batch, *work.users), tail_tokens=tail, tiers=plain
-    )
+        config, store_dir=str(store_dir), max_batch=max(config.max_batch, *work.users), tail_tokens=tail, tiers=plain,
+        speculation="off",
+    )  # fmt: skip
 
 
 def place_of(settings: Settings, info: EngineInfo) -> dict[str, str]:
