@@ -1,7 +1,7 @@
 """How many drafts a step takes: as many as make tokens come faster, none where they do not."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from service.engine.drafts.costs import StepCosts
 from service.engine.drafts.drafter import Drafter
@@ -12,7 +12,7 @@ LEAST_GAIN = 1.03
 MOST_ROWS = 24
 """Of a step, where a runner names no number."""
 MOST_SLOWER = 1.5
-"""A step takes no longer than this multiple where a sequence of it has no drafts and only waits for the others'."""
+"""A step of several sequences takes no longer than this multiple: those without drafts wait for the others'."""
 TRIED_EVERY = 100
 """Steps with good guesses that were not taken: then they are, for once, so that an old measurement does not keep them
 from being taken for ever."""
@@ -56,7 +56,7 @@ class DraftPlanner:
         tokens = [n + more for more in accumulate(chances)]
         costs = [self.costs.ratio(n, n + i) for i in range(1, len(chances) + 1)]
         if n > 1:
-            costs = [cost for cost in costs if cost <= MOST_SLOWER]
+            costs = list(takewhile(lambda cost: cost <= MOST_SLOWER, costs))
         speeds = [of_step / cost for of_step, cost in zip(tokens, costs, strict=False)]
         fastest = max(range(len(speeds)), key=speeds.__getitem__, default=0)
         if speeds and speeds[fastest] >= LEAST_GAIN * n:
