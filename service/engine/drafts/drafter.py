@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.engine.drafts.lookup import COMPARED, SHORTEST, History, Source
+from service.engine.drafts.lookup import COMPARED, SHORTEST, DocumentLookup, History, Source
 from service.engine.drafts.rates import Rates
 
 
@@ -26,8 +26,8 @@ class Drafter:
 
     def __init__(self, documents: Sequence[Source], said: Sequence[int], rates: Rates) -> None:
         """`said`: the session's tokens so far, those of the question among them."""
-        self._history = History(said)
-        self._sources: list[Source] = [*documents, self._history]
+        self._history = History()
+        self._sources: list[Source] = [*documents, *([DocumentLookup(said)] if said else []), self._history]
         self._rates = Rates(rates)
         self._cursor: _Cursor | None = None
         self._last: dict[int, int] = {}

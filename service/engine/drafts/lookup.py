@@ -109,7 +109,7 @@ class DocumentLookup:
 
 
 class History:
-    """What a session has said so far, of which each token can be looked up as soon as it is there."""
+    """The tokens of an answer so far, of which each can be looked up as soon as it is there."""
 
     def __init__(self, token_ids: Sequence[int] = ()) -> None:
         self._tokens: list[int] = []
