@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from service.cli.convert import convert
 from service.cli.output import EXIT_FAILURE, err, expected_errors, json_option, print_json
 from service.cli.progress import stages
 
@@ -18,7 +19,10 @@ _engine_option = click.option(
 
 @click.group()
 def models() -> None:
-    """Import, list, check and measure models."""
+    """Import, convert, list, check and measure models."""
+
+
+models.add_command(convert)
 
 
 @models.command("import")
@@ -77,6 +81,22 @@ def list_(as_json: bool) -> None:
         err.print(f"No models in {_models_dir()}: import one with `preread models import`.", markup=False)
     for row in rows:
         click.echo(_line(row))
+
+
+@models.command("show")
+@click.argument("name")
+@json_option
+@expected_errors
+def show_(name: str, as_json: bool) -> None:
+    """All that is recorded about the model NAME: KV types, index heads, and how like its source it is if it was
+    converted."""
+    from service.engine.models.registry import find_model
+
+    row = show(find_model(name, _models_dir()))
+    if as_json:
+        print_json(row)
+    else:
+        click.echo("\n".join(lines(row)))
 
 
 @models.command()
@@ -144,8 +164,13 @@ def _described(path: Path, card: Any) -> dict[str, Any]:
     import msgspec
 
     from service.engine.index_heads import read_index_heads
+    from service.engine.models.convert.record import read_conversion
     from service.engine.models.errors import ModelDamaged
 
+    try:
+        conversion = read_conversion(path)
+    except ModelDamaged:
+        conversion = None
     try:
         heads = _heads_described(read_index_heads(path))
     except ModelDamaged as error:
@@ -153,7 +178,8 @@ def _described(path: Path, card: Any) -> dict[str, Any]:
     return {
         "name": path.name, "path": str(path), "source": card.source, "architecture": card.architecture,
         "max_context": card.max_context, "n_parameters": card.n_parameters, "quantization": card.quantization,
-        "kv_types": msgspec.to_builtins(card.kv_types), **heads, "error": None,
+        "kv_types": msgspec.to_builtins(card.kv_types), **heads, "conversion": msgspec.to_builtins(conversion),
+        "error": None,
     }  # fmt: skip
 
 
@@ -186,7 +212,8 @@ def _line(row: dict[str, Any]) -> str:
         for name, gate in row["kv_types"].items()
     )
     weights = "" if row["quantization"] == "none" else f", {row['quantization']} (exl2 engine)"
-    where = " on a machine with an NVIDIA card" if weights else ""
+    weights += _converted(row["conversion"])
+    where = " on a machine with an NVIDIA card" if row["quantization"] != "none" else ""
     unmeasured = f"fp16 only until `preread models measure {row['name']}` has run{where}"
     kept = f"context {row['max_context']}; KV: {types or unmeasured}; {_heads_line(row)}"
     return f"{row['name']}: {row['source']}{weights}, {kept}"
@@ -198,3 +225,35 @@ def _show(path: Path, card: Any, as_json: bool) -> None:
         print_json(row)
     else:
         click.echo(_line(row))
+
+
+def show(path: Path) -> dict[str, Any]:
+    """A model's row, as `list` and `show` print it. Raises ModelError."""
+    from service.engine.models.card import load_card
+
+    return _described(path, load_card(path))
+
+
+def lines(row: dict[str, Any]) -> list[str]:
+    """A model in several lines."""
+    found = [_line(row)]
+    if (made := row["conversion"]) is not None:
+        like = made["likeness"]
+        found += [
+            f"  converted from {made['source']} by {made['converter']}: {made['bits']:g} bits, "
+            f"head {made['head_bits']}",
+            f"  calibrated on {made['calibrated_on']}: {made['rows']} rows of {made['row_tokens']} tokens, digest "
+            f"{made['calibration']}",
+            f"  against the source on other texts ({like['n_positions']:,} tokens): mean KL {like['mean_kl']:.4f}, "
+            f"99 % below {like['p99_kl']:.3f}, the same first choice {like['top1_agreement']:.1%},",
+            f"  perplexity {like['perplexity']:.2f} instead of {like['source_perplexity']:.2f}",
+        ]
+    return found
+
+
+def _converted(made: dict[str, Any] | None) -> str:
+    if made is None:
+        return ""
+    return (
+        f", converted with KL {made['likeness']['mean_kl']:.4f} from its source (calibration {made['calibration'][:8]})"
+    )

@@ -7,6 +7,7 @@ import msgspec
 from cache_store.layout import KVType
 from service.engine.ledger import GIB, Ledger
 from service.planning.cards import FIRST_BF16, FIRST_EXL2, FIRST_TRITON, Card
+from service.planning.conversion import Conversion, conversion_for
 from service.planning.estimates import (
     CPU_SHARE,
     DISK_GBPS,
@@ -36,7 +37,8 @@ class KVSize(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`problems` say why it does not fit or is not served, most important first; there are none if it `fits`."""
+    """`problems` say why it does not fit or is not served, most important first; there are none if it `fits`.
+    `conversion`: what makes the model of the first of the `settings`, where its weights are not quantized yet."""
 
     model: dict[str, Any]
     card: dict[str, Any]
@@ -54,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True):
     prefill: Prefill
     restore: list[Restore]
     settings: list[Setting]
+    conversion: Conversion | None = None
 
 
 def make_plan(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[Plan, Ledger]:
@@ -65,6 +68,7 @@ def make_plan(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[Plan, Ledg
     snapshot = layout.bytes_per_token * wanted.context
     share = CPU_SHARE if card.is_cpu else PREFILL_SHARE
     reads = prefill(model.shape, model.layer_parameters, card.fp16_tflops, share, wanted.context)
+    settings = settings_that_fit(model, card, wanted)
     problems = [*_refusals(model, card, wanted), *_shortage(ledger, wanted)]
     plan = Plan(
         model=_model(model),
@@ -82,7 +86,8 @@ def make_plan(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[Plan, Ledg
         bounds=bounds(card.bandwidth_gbps, reading, wanted.users, wanted.documents),
         prefill=reads,
         restore=_restores(card, wanted, layout.bytes_per_token * wanted.rows, reads.seconds),
-        settings=settings_that_fit(model, card, wanted),
+        settings=settings,
+        conversion=None if card.is_cpu else conversion_for(model, settings),
     )
     return plan, ledger
 

@@ -64,6 +64,9 @@ def _settings(plan: Plan) -> Iterator[str]:
         return
     header = ("bits", "KV", "retention", "rows", "GiB left", "reserve", "tok/s at most")
     yield from _table(header, [_setting(setting) for setting in plan.settings])
+    if plan.conversion is not None:
+        first = "after `preread models import`, " if plan.model["kind"] == "gguf" else ""
+        yield f"To make the first of them: {first}{plan.conversion.command}"
 
 
 def _setting(s: Setting) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def load_modules(model_dir: Path, spec: ModelSpec, max_rows: int, max_dq_element
 
     check_sizes(spec)
     stream = torch.cuda.current_stream()
-    with _view(model_dir, spec) as directory:
+    with model_view(model_dir, spec) as directory:
         config = ExLlamaV2Config(str(directory))
         config.max_batch_size = 1
         config.max_input_len = max_rows
@@ -67,7 +67,7 @@ def check_sizes(spec: ModelSpec) -> None:
 
 
 @contextmanager
-def _view(model_dir: Path, spec: ModelSpec) -> Iterator[Path]:
+def model_view(model_dir: Path, spec: ModelSpec) -> Iterator[Path]:
     """A directory with the model's tensors and the config that exllamav2 shall see."""
     stored = json.loads((model_dir / "config.json").read_text("utf-8"))
     with tempfile.TemporaryDirectory(prefix="preread-") as name:

@@ -56,6 +56,8 @@ def import_model(
     measure: Measure = gate_if_possible,
     find_heads: FindHeads = heads_if_possible,
     progress: Progress = silent,
+    prompt: PromptParts | None = None,
+    label: str = "",
 ) -> ModelCard:
     """Import a GGUF file or a Hugging Face directory as ``models_dir/name`` and give its card.
 
@@ -63,7 +65,8 @@ def import_model(
     None (a GGUF is dequantized to float32). `system_text`: what is said before the document, instead of the
     default. `engine` "llamacpp" keeps a GGUF as it is, for that engine alone; an adapter's weights become Q8_0 there.
     `replace` allows a model of that name to be replaced. `measure` is the KL gate, `find_heads` looks for the index
-    heads. `progress` is told (stage, done, total). EXL2 and GPTQ weights are linked, or copied where the disk
+    heads. `progress` is told (stage, done, total). `prompt`: as another card has it, in place of the template's;
+    `label`: what the card calls the source. EXL2 and GPTQ weights are linked, or copied where the disk
     cannot link them; neither `adapter` nor `dtype` applies to them, and without a card their KV types stay unmeasured
     and their index heads unknown.
 
@@ -76,8 +79,9 @@ def import_model(
     with staged(models_dir, name, replace=replace) as directory:
         model = read_kept(source.absolute(), adapter, progress) if engine == "llamacpp" else _read(source, progress)
         n_parameters = _write(model, directory, adapter, dtype, progress)
-        label = model.label if adapter is None else f"{model.label} + {adapter.name}"
-        card = _card(model, directory, name=name, label=label, system_text=system_text, progress=progress)
+        label = label or (model.label if adapter is None else f"{model.label} + {adapter.name}")
+        parts = prompt or _prompt(model, DEFAULT_SYSTEM_TEXT if system_text is None else system_text)
+        card = _card(model, directory, name=name, label=label, parts=parts, progress=progress)
         card = msgspec.structs.replace(card, n_parameters=n_parameters)
         save_card(card, directory)
         card = msgspec.structs.replace(card, kv_types=measure(directory, card, progress))
@@ -143,12 +147,11 @@ def _read(source: Path, progress: Progress) -> Source:
 
 
 def _card(
-    model: Source, directory: Path, *, name: str, label: str, system_text: str | None, progress: Progress
+    model: Source, directory: Path, *, name: str, label: str, parts: PromptParts, progress: Progress
 ) -> ModelCard:
     config = model.config
     tokenizer = Tokenizer.load(directory)
     check_tokenizer(tokenizer)
-    parts = _prompt(model, DEFAULT_SYSTEM_TEXT if system_text is None else system_text)
     return ModelCard(
         format_version=CARD_VERSION,
         name=name,

@@ -38,7 +38,7 @@ class Quantization:
         if self.method == "gguf":
             return f"gguf-{self.settings['file_type']}"
         if self.method == "exl2":
-            return f"exl2-{float(bits):.1f}bpw" if bits else "exl2"
+            return f"exl2-{float(bits):.2f}".removesuffix("0") + "bpw" if bits else "exl2"
         size = self.settings.get("group_size", -1)
         group = f"-{size}g" if isinstance(size, int) and size > 0 else ""
         order = "-actorder" if self.settings.get("desc_act") else ""

@@ -26,6 +26,7 @@ from service.engine.models.errors import (
 from service.engine.models.importer import import_model, measure_model, verify_model
 from service.engine.models.quantized import Quantization, find_quantization
 from service.engine.torch_engine.loading import load_model
+from tests.service.engine.models.packed import exl2_parts
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 EXL2 = {"quant_method": "exl2", "bits": 4.0, "head_bits": 6}
@@ -39,17 +40,6 @@ def gptq_parts(n_out: int, n_in: int) -> dict[str, torch.Tensor]:
         "qzeros": torch.zeros(groups, n_out // 8, dtype=torch.int32),
         "scales": torch.ones(groups, n_out, dtype=torch.float16),
         "g_idx": torch.arange(n_in, dtype=torch.int32) // 32,
-    }
-
-
-def exl2_parts(n_out: int, n_in: int) -> dict[str, torch.Tensor]:
-    groups = n_in // 32
-    return {
-        "q_weight": torch.zeros(n_in // 8, n_out, dtype=torch.int32),
-        "q_scale": torch.zeros(groups, n_out // 8, dtype=torch.int32),
-        "q_scale_max": torch.ones(groups, dtype=torch.float16),
-        "q_groups": torch.tensor([[4, 4 * g] for g in range(groups)], dtype=torch.int16).flatten(),
-        "q_invperm": torch.arange(n_in, dtype=torch.int32),
     }
 
 
@@ -87,6 +77,7 @@ def imported(source: Path, models_dir: Path, name: str = "q", **arguments: Any) 
     [
         (EXL2, "exl2-4.0bpw"),
         (EXL2 | {"bits": 3.5}, "exl2-3.5bpw"),
+        (EXL2 | {"bits": 4.25}, "exl2-4.25bpw"),
         (GPTQ, "gptq-4bit-32g"),
         (GPTQ | {"desc_act": True}, "gptq-4bit-32g-actorder"),
         (GPTQ | {"group_size": -1}, "gptq-4bit"),
