@@ -28,6 +28,7 @@ from tests.service.engine.models.convert import on_cpu
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("exllamav2") is None or torch.cuda.is_available(), reason="no exllamav2, or a card"),
 ]
 CHILD = (sys.executable, str(Path(on_cpu.__file__)))
