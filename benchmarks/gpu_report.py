@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.bench_report import PERFORMANCE, table, write_section
 
 ORDER = ("ceilings", "memory", "decode", "prefill", "restore", "resume", "service", "windowed", "failures", "parity")
+ORDER += ("convert",)
 HEADER = ("what", "figure", "spread", "physical bound", "beside it", "target", "met")
 
 

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 
-import psutil
 import torch
 
 from service.engine.exl2_engine.exllama_loading import check_sizes
@@ -16,6 +15,7 @@ from service.engine.models.convert.request import Request
 from service.engine.models.errors import EngineRefused, SourceRefused
 from service.engine.models.quantized import find_quantization
 from service.engine.models.weights import TensorSpan, tensor_spans
+from service.engine.torch_engine.ledger import machine_memory
 
 GIB = 1 << 30
 LEAST_CAPABILITY = (7, 0)
@@ -122,7 +122,7 @@ def check_room(wanted: Needs, work: Path, models_dir: Path) -> None:
             f"converting takes at least {_gib(wanted.card)} of the card for the largest matrix, and "
             f"{_gib(free_on_card)} of {_gib(on_card)} are free: {other}"
         )
-    if wanted.memory > (available := psutil.virtual_memory().available):
+    if wanted.memory > (available := machine_memory().free):
         raise EngineRefused(
             f"converting takes {_gib(wanted.memory)} of memory for the calibration rows, and {_gib(available)} are "
             "free: give fewer with --rows"
