@@ -9,6 +9,7 @@ from service.cli.output import err
 
 LINE_EVERY_S = 10.0
 """Between two lines of one stage."""
+LEAST_MINUTES_LEFT = 2
 
 _STAGES = {
     "queued": "waiting",
@@ -31,9 +32,17 @@ def stages(beginning: str) -> Iterator[Told]:
         err.print(f"{beginning} ...", markup=False)
         yield Lines()
         return
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    left = TimeRemainingColumn(compact=True, elapsed_when_finished=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), left)
     with Progress(*columns, console=err, transient=True) as bars:
         tasks: dict[str, Any] = {beginning: bars.add_task(beginning, total=None)}
 
@@ -91,17 +100,28 @@ def sending_bar(name: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 class Lines:
-    """A line when a stage begins and when it ends, and one each `LINE_EVERY_S` between."""
+    """A line when a stage begins and when it ends, and one each `LINE_EVERY_S` between, with the time that is left
+    where that is minutes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._stage = ""
         self._said_at = 0.0
+        self._began, self._began_with = 0.0, 0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = self._clock()
         if stage == self._stage and done < total and now - self._said_at < LINE_EVERY_S:
             return
+        if stage != self._stage:
+            self._began, self._began_with = now, done
         self._stage, self._said_at = stage, now
         share = f": {100 * done // total} %" if total else ""
-        err.print(f"  {stage}{share}", markup=False)
+        err.print(f"  {stage}{share}{self._left(done, total, now)}", markup=False)
+
+    def _left(self, done: int, total: int, now: float) -> str:
+        """By the speed of this stage so far."""
+        if done <= self._began_with or done >= total:
+            return ""
+        minutes = (now - self._began) / (done - self._began_with) * (total - done) / 60
+        return f", about {minutes:.0f} min left" if minutes >= LEAST_MINUTES_LEFT else ""

@@ -21,3 +21,15 @@ def test_a_stage_says_something_from_time_to_time(capsys: pytest.CaptureFixture[
         lines("hashing", done, 100)
         now += LINE_EVERY_S / 10
     assert capsys.readouterr().err.splitlines() == [f"  hashing: {percent} %" for percent in range(0, 101, 10)]
+
+
+def test_a_long_stage_says_how_long_it_still_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one that was gone on with in its middle: by what was done since."""
+    now = 0.0
+    lines = Lines(lambda: now)
+    for done in (400, 500, 990):
+        lines("measuring", done, 1000)
+        now += 600.0
+    assert capsys.readouterr().err.splitlines() == [
+        "  measuring: 40 %", "  measuring: 50 %, about 50 min left", "  measuring: 99 %",
+    ]  # fmt: skip
