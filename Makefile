@@ -8,7 +8,7 @@ MODEL := $(DATA)/models/demo
 ADAPTER := examples/demo_model/adapter/adapter_model.safetensors
 MADE_OF := adapter.cksum
 
-.PHONY: setup model demo serve servers test long storms browser chaos fuzz check kernels docs bench bench-docs clean
+.PHONY: setup model demo serve servers test long llamacpp storms browser chaos fuzz check kernels docs bench bench-docs clean
 
 # What runs Preread and makes the demo model.
 $(VENV)/.run: pyproject.toml constraints.txt scripts/setup.sh
@@ -52,6 +52,14 @@ kernels: setup
 long: setup model
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PREREAD_TEST_MODEL="$(MODEL)" $(PY) -m pytest -q -n 3 --dist loadfile -m long \
 		tests/benchmarks tests/e2e tests/service/engine/host
+
+# The engine over llama.cpp, which is compiled for it: minutes the first time. The demo model is made as a GGUF beside the
+# other one.
+GGUF_MODEL := $(DATA)/models/demo-gguf
+llamacpp: setup
+	$(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt ".[llamacpp]"
+	[ -f "$(GGUF_MODEL)/model.gguf" ] || $(VENV)/bin/preread models demo --engine llamacpp --name demo-gguf
+	PREREAD_TEST_GGUF_MODEL="$(GGUF_MODEL)" $(PY) -m pytest -q tests/llamacpp
 
 # Every fault of `make chaos` once.
 storms: setup servers

@@ -2,6 +2,7 @@
 
 from service.doctor.context import Context
 from service.doctor.findings import Finding
+from service.engine.llama_engine.library import FOR_THE_CARD, INSTALL
 from service.planning.visible import VISIBLE
 
 _HOT_C = 87
@@ -26,12 +27,27 @@ def off_card(context: Context) -> Finding:
             f"{VISIBLE}={context.probes.environment().get(VISIBLE)!r} hides all {len(all_cards)} cards",
             f"unset it, or name a card: {VISIBLE}=0",
         )
+    if context.settings.engine == "llamacpp":
+        return _llama_off_card(context, cards[0].name)
     if not context.on_card and context.settings.engine != "fake":
         return say.fail(
             f"PREREAD_ENGINE={context.settings.engine}: every layer runs on the processor, beside {cards[0].name}",
             "set PREREAD_ENGINE=exl2 (docs/gpu.md); the engine puts all layers on the card or does not start",
         )
     return say.ok(f"all layers on {cards[0].name}")
+
+
+def _llama_off_card(context: Context, card: str) -> Finding:
+    say, backends = context.finding("off-card"), context.probes.llama_backends()
+    if backends is None:
+        return say.fail("PREREAD_ENGINE=llamacpp, and llama-cpp-python is not installed", INSTALL)
+    if not backends:
+        return say.fail(f"llama.cpp was compiled for the processor alone, beside {card}", FOR_THE_CARD)
+    if context.settings.offload == "none":
+        return say.fail(
+            f"PREREAD_OFFLOAD=none: every layer runs on the processor, beside {card}", "set PREREAD_OFFLOAD=all"
+        )
+    return say.ok(f"llama.cpp was compiled for {', '.join(backends)}: all layers on {card}, or no start")
 
 
 def other_processes(context: Context) -> Finding:

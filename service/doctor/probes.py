@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from service.doctor.facts import MemoryFacts, RedisFacts, TorchFacts
+from service.engine.llama_engine.library import gpu_backends
 from service.planning.nvidia import CardState, read_cards
 
 _TORCH_S = 120.0
@@ -50,6 +51,10 @@ class Probes(Protocol):
         ...
 
     def torch(self) -> TorchFacts: ...
+
+    def llama_backends(self) -> list[str] | None:
+        """GPU backends of the installed llama.cpp; None where it is not installed."""
+        ...
 
     def extension_archs(self) -> list[str]:
         """Generations that exllamav2's extension was compiled for here, [] where that is not known."""
@@ -113,6 +118,9 @@ class SystemProbes:
         if self._torch is None:
             self._torch = _ask_torch()
         return self._torch
+
+    def llama_backends(self) -> list[str] | None:
+        return gpu_backends()
 
     def extension_archs(self) -> list[str]:
         base = self._environment.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"

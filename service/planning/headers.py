@@ -1,6 +1,7 @@
 """Model files read for their headers only: directories of safetensors, and GGUF."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from service.engine.models.card import load_card
 from service.engine.models.errors import ModelError, ModelNotFound, SourceRefused
 from service.engine.models.quantized import find_quantization, modules_of, n_elements
 from service.engine.models.support import CARD_TYPES, SUPPORTED_TYPES
-from service.engine.models.weights import TensorSpan, tensor_spans
+from service.engine.models.weights import GGUF_NAME, TensorSpan, tensor_spans
 from service.planning.model import ModelFacts, facts_of_spans
 
 _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
@@ -25,6 +26,9 @@ def read_model(path: Path) -> ModelFacts:
         return _gguf(path)
     if path.is_dir() and not (path / "config.json").is_file() and (files := sorted(path.glob("*.gguf"))):
         return _gguf(files[0])
+    if (path / GGUF_NAME).is_file():
+        allowed, heads, notes = _imported(path)
+        return replace(_gguf(path / GGUF_NAME), name=path.name, allowed_kv=allowed, index_heads=heads, notes=notes)
     if not path.is_dir():
         raise ModelNotFound(f"there is no model {path}: give a directory, a GGUF file, or dimensions")
     return _directory(path)

@@ -22,6 +22,7 @@ FOR_THE_CARD = (
     "Build it for the card: CMAKE_ARGS='-DGGML_CUDA=on' .venv/bin/pip install --force-reinstall --no-deps "
     f"--no-binary :all: {PACKAGE} in Preread's folder"
 )
+GPU_BACKENDS = ("cuda", "hip", "vulkan", "metal", "sycl")
 KEPT_LINES = 400
 DEBUG = 1
 """`GGML_LOG_LEVEL_DEBUG`: hundreds of lines of every context."""
@@ -100,6 +101,18 @@ def _libraries() -> list[Path]:
     folder = os.environ.get("LLAMA_CPP_LIB_PATH")
     base = Path(folder) if folder else Path(api().__file__).parent / "lib"
     return sorted(path for path in base.iterdir() if ".so" in path.name or path.suffix in (".dylib", ".dll"))
+
+
+def gpu_backends() -> list[str] | None:
+    """The GPU backends that the installed package brought, such as "cuda", by the names of its files, without loading
+    it. None when it is not installed."""
+    spec = find_spec("llama_cpp")
+    if spec is None:
+        return None
+    files = [
+        path.name for place in spec.submodule_search_locations or () for path in Path(place, "lib").glob("*ggml-*")
+    ]
+    return [name for name in GPU_BACKENDS if any(f"ggml-{name}" in file for file in files)]
 
 
 def can_offload() -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine.context import LlamaContext
+from service.engine.llama_engine.ledger import announce
 from service.engine.llama_engine.library import FOR_THE_CARD, api, build, can_offload, lines, why
 from service.engine.llama_engine.places import COPIES
 from service.engine.llama_engine.runner import CHUNK_TOKENS, LlamaRunner
@@ -49,9 +50,14 @@ class Options:
     offload: Offload = "auto"
 
 
-def n_cells(layout: KVLayout, options: Options) -> int:
-    """Tokens that the cache holds: documents, tails, and of each tail the document's last token once more."""
-    return options.documents_nbytes // layout.bytes_per_token + options.n_slots * (options.tail_tokens + 1)
+def n_sequences(options: Options) -> int:
+    """Of llama.cpp's: documents, tails, and one for copies."""
+    return 1 + N_DOCUMENTS + options.n_slots
+
+
+def n_cells(layout: KVLayout, options: Options) -> tuple[int, int]:
+    """Tokens of documents and of tails that the cache holds; a tail has the document's last token once more."""
+    return options.documents_nbytes // layout.bytes_per_token, options.n_slots * (options.tail_tokens + 1)
 
 
 def wants_gpu(offload: Offload) -> bool:
@@ -65,8 +71,11 @@ def wants_gpu(offload: Offload) -> bool:
 
 
 def load_runner(model_dir: Path, card: ModelCard, options: Options) -> LlamaRunner:
-    """Seconds, and all memory that it will take. Raises EngineRefused, ModelDamaged."""
+    """Seconds, and all memory that it will take. Raises EngineRefused, ModelDamaged,
+    MemoryPlanRefused."""
     layout, on_gpu = card.layout(options.kv_type), wants_gpu(options.offload)
+    if not on_gpu:
+        announce(model_dir, layout, n_cells(layout, options), (N_ROWS, N_OUTPUTS, n_sequences(options)))
     model = _load_model(model_dir / GGUF_NAME, on_gpu)
     try:
         check_model(model, card)
@@ -75,7 +84,7 @@ def load_runner(model_dir: Path, card: ModelCard, options: Options) -> LlamaRunn
         api().llama_model_free(model)
         raise
     try:
-        _check_place(on_gpu)
+        check_place(on_gpu)
         _check_state(context, layout)
     except BaseException:
         context.close()
@@ -146,10 +155,10 @@ def check_model(model: Any, card: ModelCard) -> None:
 def _new_context(model: Any, layout: KVLayout, options: Options) -> LlamaContext:
     llama = api()
     params = llama.llama_context_default_params()
-    params.n_ctx = n_cells(layout, options)
+    params.n_ctx = sum(n_cells(layout, options))
     params.n_batch = params.n_ubatch = N_ROWS
     params.n_outputs_max = params.n_outputs_max_per_seq = N_OUTPUTS
-    params.n_seq_max = 1 + N_DOCUMENTS + options.n_slots
+    params.n_seq_max = n_sequences(options)
     params.kv_unified = params.offload_kqv = params.no_perf = True
     # Values of other attention lie transposed in the cache, and cannot be quantized.
     params.flash_attn_type = FLASH_ATTENTION
@@ -162,7 +171,7 @@ def _new_context(model: Any, layout: KVLayout, options: Options) -> LlamaContext
     return LlamaContext(model, context, N_ROWS, N_OUTPUTS)
 
 
-def _check_place(on_gpu: bool) -> None:
+def check_place(on_gpu: bool) -> None:
     """Raises EngineRefused unless all layers and the whole cache are on the GPU that they should be on."""
     if not on_gpu:
         return

@@ -34,6 +34,7 @@ class Machine:
 
     states: list[CardState] = field(default_factory=lambda: [CARD])
     installed: TorchFacts = TORCH
+    llama: list[str] | None = field(default_factory=lambda: ["cuda"])
     extension: list[str] = field(default_factory=lambda: ["sm_89"])
     compiler: str = "13.0"
     held: MemoryFacts = HELD
@@ -51,6 +52,9 @@ class Machine:
 
     def torch(self) -> TorchFacts:
         return self.installed
+
+    def llama_backends(self) -> list[str] | None:
+        return self.llama
 
     def extension_archs(self) -> list[str]:
         return self.extension

@@ -127,3 +127,17 @@ def test_machine_code_runs_on_later_cards_of_its_generation(tmp_path: Path) -> N
 def test_an_engine_of_preread_on_the_card_is_no_stranger(tmp_path: Path) -> None:
     own = CardProcess(12, "python -m service.engine.remote.server", 9 * GIB)
     assert look("other-processes", tmp_path, Machine(**card(processes=(own,)))).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("llama", "offload", "status", "told"),
+    [
+        (["cuda"], "auto", "ok", "compiled for cuda"),
+        (["cuda"], "none", "fail", "PREREAD_OFFLOAD=none"),
+        ([], "auto", "fail", "processor alone"),
+        (None, "auto", "fail", "not installed"),
+    ],
+)
+def test_a_llama_cpp_that_cannot_use_the_card_is_seen(llama, offload, status, told, tmp_path: Path):
+    found = look("off-card", tmp_path, Machine(llama=llama), engine="llamacpp", offload=offload)
+    assert (found.status, told in found.evidence) == (status, True)
