@@ -13,7 +13,7 @@ from service.engine.llama_engine.context import LlamaContext
 from service.engine.llama_engine.ledger import announce
 from service.engine.llama_engine.library import FOR_THE_CARD, api, build, can_offload, lines, why
 from service.engine.llama_engine.places import COPIES
-from service.engine.llama_engine.runner import CHUNK_TOKENS, LlamaRunner
+from service.engine.llama_engine.runner import CHUNK_TOKENS, LlamaRunner, compute_dtype
 from service.engine.llama_engine.state import StateFormat, StateMismatch, ggml_types
 from service.engine.models.card import ModelCard, fingerprint
 from service.engine.models.errors import EngineRefused, ModelDamaged
@@ -103,7 +103,7 @@ def load_runner(model_dir: Path, card: ModelCard, options: Options) -> LlamaRunn
 
 def identity(card: ModelCard, kv_type: KVType, tier: str) -> Fingerprint:
     """The fingerprint of KV that this build makes of a model."""
-    of_model = fingerprint(card, kv_type, LlamaRunner.compute_dtype, f"llamacpp-{build()}", CHUNK_TOKENS)
+    of_model = fingerprint(card, kv_type, compute_dtype(kv_type), f"llamacpp-{build()}", CHUNK_TOKENS)
     return replace(of_model, chunking=f"{CHUNK_TOKENS}/{STEP_TOKENS[tier]}/{N_ROWS}")
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cache_store.fingerprint import Fingerprint
-from cache_store.layout import KVLayout
+from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine.context import DeviceLost, LlamaContext
 from service.engine.llama_engine.places import Cells, LlamaDocument, LlamaTail
 from service.engine.llama_engine.state import StateFormat, StateMismatch
@@ -20,12 +20,15 @@ CHUNK_TOKENS = 256
 """Tokens of a document that are computed between two records."""
 
 
+def compute_dtype(kv_type: KVType) -> str:
+    """llama.cpp's own mixture; on a processor attention sums F16 values up in F16, quantized ones in F32."""
+    return "ggml-f16" if kv_type.value_bits == 16 else "ggml"
+
+
 class LlamaRunner:
     """`limits.n_documents` documents and `limits.n_slots` tails at a time. A document is computed `step_tokens` at
     once, between which other work slips in."""
 
-    compute_dtype = "float16"
-    """What attention over F16 keys sums up in; products with quantized weights are not finer."""
     device = torch.device("cpu")
     host_copies = None
     load_buffers = None
@@ -43,6 +46,7 @@ class LlamaRunner:
     ) -> None:
         self.layout, self.limits, self.name, self.tier = layout, limits, name, tier
         self.fingerprint = fingerprint
+        self.compute_dtype = compute_dtype(layout.kv_type)
         self.watched_heads: Sequence[tuple[int, int]] = ()
         self._context = context
         self._form = StateFormat(layout)
