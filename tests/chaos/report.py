@@ -1,6 +1,8 @@
 """What came of the cases, as lines and as the tables of docs/faults.md.
 
 python -m tests.chaos.report FILE ...    add to the page what runs with `--json FILE` saw, on whatever machine
+python -m tests.chaos.report --section "faults elsewhere" FILE ...      to another table, for another machine begins a
+                                                                        table anew
 """
 
 import argparse
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -64,12 +66,16 @@ def merged(lines: Iterable[str]) -> dict[tuple[str, str, str], Tally]:
     return tallies
 
 
-def main(paths: Iterable[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """The exit status: 1 when a case failed."""
-    tallies = merged(line for path in paths for line in Path(path).read_text().splitlines())
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--section", help="the table of the page, where it is another than that of the run")
+    arguments = parser.parse_args(words)
+    tallies = merged(line for path in arguments.files for line in path.read_text().splitlines())
     for (section, head, case), tally in tallies.items():
         print(line_of(case, tally))
-        _write_row(section, head, case, tally)
+        _write_row(arguments.section or section, head, case, tally)
     return int(any(tally.failure for tally in tallies.values()))
 
 

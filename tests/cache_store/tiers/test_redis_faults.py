@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from cache_store.tiers.redis import PREFIX, SIZES, USED, USES, RedisTier
 from tests.cache_store.recipes import KEY, Recipe
 from tests.cache_store.tiers.conftest import MakeStore
 from tests.cache_store.tiers.servers import RedisServer
+from tests.chaos.wire import Wire
 
 NAME = EntryName(KEY, Recipe().fingerprint.digest)
 REDIS_KEY = PREFIX + "alice~document~doc-1"
@@ -241,3 +243,26 @@ def test_a_redis_that_dies_while_it_is_read_from_is_a_miss(
             Recipe().read(make_store([tier], "other"))
     finally:
         server.kill()
+
+
+def test_a_redis_that_became_a_replica_is_left_for_the_one_that_took_over(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    """It stays connected, and refuses what is written, removals too."""
+    wire, second = Wire(redis_server.port), RedisServer(tmp_path)
+    tier, before = RedisTier(f"redis://127.0.0.1:{wire.port}/0"), redis_server.client()
+    (name,) = names(1)
+    try:
+        put(tier, name, 10)
+        wire.turn_to(second.port)
+        before.execute_command("REPLICAOF", "127.0.0.1", second.port)
+        with pytest.raises(TierDown, match="read only"):
+            tier.remove(name.key)
+        put(tier, name, 10)
+        assert tier.remove(name.key).objects == 1
+    finally:
+        before.execute_command("REPLICAOF", "NO", "ONE")
+        before.close()
+        tier.close()
+        wire.close()
+        second.kill()
