@@ -19,6 +19,7 @@ PARTS = {
     "ceilings": ("benchmarks.gpu_ceilings", 15.0),
     "memory": ("benchmarks.gpu_memory", 80.0),
     "decode": ("benchmarks.gpu_decode", 160.0),
+    "speculation": ("benchmarks.gpu_speculation", 150.0),
     "prefill": ("benchmarks.gpu_prefill", 140.0),
     "restore": ("benchmarks.gpu_restore", 90.0),
     "resume": ("benchmarks.gpu_resume", 250.0),

@@ -81,7 +81,8 @@ def weights_read_nbytes(directory: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """How a runner is made. `pool_tokens`: room for documents. `backend`: auto, triton or portable."""
+    """How a runner is made. `pool_tokens`: room for documents. `backend`: auto, triton or portable. `draft_tokens`:
+    guesses of a sequence that a step may check."""
 
     kv_type: KVType
     n_slots: int = 10
@@ -90,6 +91,7 @@ class Want:
     backend: str = "auto"
     graphs: bool = True
     chunk_tokens: int = 2048
+    draft_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -148,6 +150,7 @@ def _make(directory: Path, want: Want) -> Opened:
         chunk_tokens=want.chunk_tokens,
         backend=want.backend,
         graphs=want.graphs,
+        draft_tokens=want.draft_tokens,
     )
     model = _model(directory)
     runner = make_runner(model, card, options, card.layout(want.kv_type).n_blocks(want.pool_tokens))
