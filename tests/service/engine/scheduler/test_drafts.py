@@ -245,14 +245,14 @@ def test_the_same_seed_gives_the_same_tokens_with_drafts_and_without():
 
 def test_sampled_tokens_are_distributed_as_the_model_says():
     """Pearson's chi-square over all pairs of tokens before: 1 of 1,000 right samplers would fail, with other seeds."""
-    answers, n_drafted, n_accepted, table = chain_answers(5, range(100, 120), 120)
-    assert n_drafted > n_accepted > 250
+    answers, n_drafted, n_accepted, table = chain_answers(3, range(100, 116), 120)
+    assert n_drafted > n_accepted > 200
     seen = np.zeros((8, 8, 8))
     for answer in answers:
         for a, b, c in zip([2, *answer], answer, answer[1:], strict=False):
             seen[a, b, c] += 1
     chi2, freedom = chi_square(seen, table)
-    assert freedom > 100
+    assert freedom > 80
     assert chi2 < freedom + 3.09 * (2 * freedom) ** 0.5 + 6
     taken = seen[..., ::-1]  # the test sees what it is for: other tokens than the model's
     assert chi_square(taken, table)[0] > 3 * freedom
