@@ -6,6 +6,8 @@ from statistics import median
 _PER_ROW = 0.05
 """Of a step of the same sequences, for each row of drafts: until it is measured."""
 _BASES, _RATIOS = 9, 15
+_LEAST = 4
+"""Measurements before they count: the first step of a number of rows also makes the memory for it, or was held up."""
 
 
 class StepCosts:
@@ -29,7 +31,8 @@ class StepCosts:
         elif self._bases:
             of_rows = self._ratios.setdefault((len(members), n_rows), deque(maxlen=_RATIOS))
             of_rows.append(seconds / median(self._bases))
-            self._known.setdefault(len(members), {len(members): 1.0})[n_rows] = median(of_rows)
+            if len(of_rows) >= _LEAST:
+                self._known.setdefault(len(members), {len(members): 1.0})[n_rows] = median(of_rows)
 
     def ratio(self, n_sequences: int, n_rows: int) -> float:
         """How long a step of `n_rows` rows takes, where one row of each sequence takes 1."""

@@ -132,6 +132,8 @@ def test_costs_are_compared_with_steps_of_the_same_sequences_only():
     costs.record((2,), 4, 0.500)  # of another document: nothing to compare it with
     assert costs.ratio(1, 4) == pytest.approx(1.15)
     costs.record((2,), 1, 0.100)
+    costs.record((2,), 4, 0.900)  # its first one
+    assert costs.ratio(1, 4) == pytest.approx(1.15)
     for seconds in (0.200, 0.200, 9.0, 0.200, 0.200):  # one was held up
         costs.record((2,), 4, seconds)
     assert costs.ratio(1, 4) == pytest.approx(2.0)
