@@ -15,6 +15,7 @@ from benchmarks import (
     gpu_restore,
     gpu_resume,
     gpu_service,
+    gpu_speculation,
     gpu_windowed,
 )
 from benchmarks.gpu_documents import random_records
@@ -113,6 +114,23 @@ def test_service(arguments, work):
     found = list(rows(arguments, "service").values())
     assert len(found) == 3
     assert "p99" in found[1]["figure"]
+
+
+def test_speculation(arguments, work, monkeypatch):
+    for name in ("STEPS", "WARM_UP", "TURNS"):
+        monkeypatch.setattr(gpu_speculation, name, 1)
+    arguments.tokens = 24
+    result = Result("speculation", "s.py", arguments)
+    gpu_speculation.measure(result, arguments, work / "tiny")
+    found = rows(arguments, "speculation")
+    assert found["k8v4, 300 tokens, rows of one step against the same one by one"]["met"]
+    assert "k8v4, 300 tokens, a step of 8 rows of one sequence" in found
+    assert "k8v4, 300 tokens, nothing matches" in found
+    # The first token comes with the prompt: 23 are left, of 8, 8 and 7 a step; in turn of 8, 3, 6, 1 and 5.
+    assert result.raw["k8v4 64 tokens, 7 guesses, all right"][1] == pytest.approx(23 / 3)
+    assert result.raw["k8v4 64 tokens, 3 guesses, all right"][1] == pytest.approx(23 / 6)
+    assert result.raw["k8v4 64 tokens, 7 guesses, 7, 2, 5 and 0 right in turn"][1] == pytest.approx(23 / 5)
+    assert result.raw["k8v4 64 tokens, a quotation, guesses looked up and planned as served"][1] >= 1
 
 
 def test_windowed(arguments, work, tmp_path):
