@@ -1,10 +1,10 @@
 """The memory plan by the engine's own rules: on a card those of the exl2 engine, else those of the torch engine."""
 
 from service.engine.exl2_engine.graph_sizes import CONTEXTS, DRAFT_TOKENS, step_rows
-from service.engine.exl2_engine.ledger import Sizes, ledger_of
+from service.engine.exl2_engine.ledger import PORTABLE_NBYTES, Sizes, ledger_of
 from service.engine.ledger import CardMemory, Ledger
 from service.engine.torch_engine.ledger import ITEMSIZE, HostSizes, HostWeights, document_layout_nbytes, host_ledger
-from service.planning.cards import Card
+from service.planning.cards import FIRST_TRITON, Card
 from service.planning.model import ModelFacts
 from service.planning.request import INDEX_NBYTES, Wanted, layout_of
 
@@ -36,20 +36,27 @@ def step_nbytes(model: ModelFacts, card: Card, wanted: Wanted) -> int:
 def _on_card(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
     shape = model.shape
     widest = max(shape.hidden, shape.intermediate, shape.query_width)
+    rows = tuple(step_rows(wanted.users, DRAFT_TOKENS, shape.n_heads // shape.n_kv_heads))
     sizes = Sizes(
         max_context=wanted.room_tokens,
         n_slots=wanted.n_slots,
         tail_tokens=wanted.tail_tokens,
         rope_rows=EXL2_ROPE_ROWS,
         max_dq_elements=model.footprint.largest_matrix + EXL2_DQ_STEP * widest,
-        graph_rows=tuple(step_rows(wanted.users, DRAFT_TOKENS, shape.n_heads // shape.n_kv_heads)),
+        graph_rows=rows if _captures(card) else (),
         graph_contexts=len(CONTEXTS) + 2,
+        portable_nbytes=0 if _captures(card) else PORTABLE_NBYTES,
         index_nbytes=INDEX_NBYTES if wanted.is_windowed or (model.kind != "dimensions" and model.index_heads) else 0,
         reserve_nbytes=wanted.reserve_nbytes,
     )
     free = max(0, card.free_nbytes - CONTEXT_NBYTES)
     memory = CardMemory(free=free, total=card.memory_nbytes)
     return ledger_of(shape, model.footprint, layout_of(shape, wanted.kv_type), sizes, memory)
+
+
+def _captures(card: Card) -> bool:
+    """Attention in plain torch, below sm_80, does not go into a CUDA graph (`KVBackend.can_be_captured`)."""
+    return card.capability is None or card.capability >= FIRST_TRITON
 
 
 def _on_processor(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:

@@ -19,9 +19,11 @@ from service.engine.exl2_engine.step import Step
 
 class KVBackend(Protocol):
     """Work on the KV of one layer. `layout` and the device are fixed when a backend is made. `prefill_attention` is
-    what `prefill` does, for keys and values from elsewhere."""
+    what `prefill` does, for keys and values from elsewhere. `can_be_captured`: whether `attend` goes into a CUDA
+    graph."""
 
     layout: KVLayout
+    can_be_captured: bool
     prefill_attention: PrefillAttention
 
     def rope_and_rotate(self, x: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float) -> Tensor:

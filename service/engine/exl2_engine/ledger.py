@@ -34,6 +34,9 @@ TAIL_PARTS = 8
 """Most pieces that a tail is cut into (`kernels.attend`)."""
 DOCUMENT_PARTS = 128
 """Most pieces that a document is cut into for a few rows; more rows need fewer."""
+PORTABLE_NBYTES = 256 * MIB
+"""Scratch of attention without Triton, where steps are not captured: keys, values and scores in FP32, as
+`portable_attend` bounds them, and what they are decoded through. Counted, not measured on a card."""
 RESERVE_NBYTES = GIB
 """Left free: rounding of the allocator, and other users of the card."""
 
@@ -47,6 +50,7 @@ class Sizes:
     at a time in prefill. `replay_scores`: scores of a repetition at a time. `import_nbytes`: records on their way
     into a tail at a time. `max_dq_elements`: exllamav2's `max_dq_size`. `logit_rows`: most rows whose logits one
     forward gives. `graph_rows`: rows of the captured decode steps, each captured for `graph_contexts` lengths.
+    `portable_nbytes`: of scratch, where attention is plain torch.
     `index_nbytes`: of the indexes of windowed documents, if the model has heads for them.
     """
 
@@ -63,6 +67,7 @@ class Sizes:
     logit_rows: int = 256
     graph_rows: tuple[int, ...] = (1, 2, 4, 8)
     graph_contexts: int = 3
+    portable_nbytes: int = 0
     share_head: bool = True
     tail_itemsize: int = 2
     index_nbytes: int = 0
@@ -138,6 +143,7 @@ def _work_lines(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Siz
         Line("one chunk or one long question", max(prefill, question, scoring), "work"),
         Line("decoded past of a chunk", past_piece(shape, sizes.piece_tokens) + scratch, "work"),
         Line("captured decode steps", captured + outputs + n_graphs * GRAPH_NBYTES, "work"),
+        Line("attention in plain torch", sizes.portable_nbytes, "work"),
         Line("workspaces of cuBLAS", WORKSPACES_NBYTES, "work"),
         Line("code and libraries", LIBRARIES_NBYTES, "work"),
     ]

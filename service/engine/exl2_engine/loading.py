@@ -16,7 +16,7 @@ from service.engine.exl2_engine.few_rows import ProductChoice
 from service.engine.exl2_engine.footprint import weights_footprint
 from service.engine.exl2_engine.graph_sizes import CONTEXTS, DRAFT_ROWS, step_rows
 from service.engine.exl2_engine.graphs import CudaCapture, DecodeGraphs
-from service.engine.exl2_engine.ledger import RESERVE_NBYTES, Sizes, plan_memory
+from service.engine.exl2_engine.ledger import PORTABLE_NBYTES, RESERVE_NBYTES, Sizes, plan_memory
 from service.engine.exl2_engine.model import DecoderModel
 from service.engine.exl2_engine.pool import BlockPool, block_nbytes
 from service.engine.exl2_engine.prefill_attention import PIECE_TOKENS
@@ -72,7 +72,8 @@ def load_runner(
     check_card(torch.device(device))
     check_kv_type(card, options.kv_type)
     layout, place = card.layout(options.kv_type), torch.device(device)
-    select_backend(layout, place, options.backend)  # refuses what does not run here before minutes of loading
+    backend = select_backend(layout, place, options.backend)  # refuses what does not run before minutes of loading
+    options = replace(options, graphs=options.graphs and backend.can_be_captured)
     ledger: Ledger | None = None
     if place.type == "cuda":
         ledger = plan(model_dir, card, layout, options)
@@ -120,7 +121,7 @@ def make_runner(
     )
     if place.type == "cuda":
         warm_up(runner, model)
-    if place.type == "cuda" and options.graphs:
+    if place.type == "cuda" and options.graphs and backend.can_be_captured:
         capture_steps(runner, model, options)
     return runner
 
@@ -179,6 +180,7 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -
         max_dq_elements=dq_elements(model_dir, card),
         graph_rows=tuple(rows) if options.graphs else (),
         graph_contexts=len(CONTEXTS) + 2,
+        portable_nbytes=0 if options.graphs else PORTABLE_NBYTES,
         piece_tokens=PIECE_TOKENS,
         replay_scores=SCORES,
         import_nbytes=IMPORT_NBYTES,

@@ -15,7 +15,9 @@ from service.engine.torch_engine import attention
 
 
 class PortableBackend:
-    """A `KVBackend`. Nothing here waits for the device."""
+    """A `KVBackend`, in FP16 and FP32 only: cards before Ampere have no BF16. Only `attend` waits for the device."""
+
+    can_be_captured = False
 
     def __init__(self, layout: KVLayout, device: torch.device | str, method: Method | None = None) -> None:
         """`method` forces the attention kernel of `prefill`; by default the best that works on the device."""

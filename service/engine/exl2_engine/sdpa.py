@@ -81,5 +81,5 @@ def best(device: torch.device, dtype: torch.dtype, head_dim: int) -> Method:
         return Method.PLAIN
     order = [Method.CUDNN, Method.FLASH, Method.EFFICIENT]
     if torch.cuda.get_device_capability(device) < (9, 0):
-        order = [Method.FLASH, Method.EFFICIENT]
+        order = [Method.FLASH, Method.EFFICIENT] if torch.cuda.get_device_capability(device) >= (8, 0) else order[2:]
     return next((m for m in order if works(m, device, dtype, head_dim)), Method.PLAIN)

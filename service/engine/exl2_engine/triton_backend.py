@@ -15,6 +15,8 @@ from service.engine.exl2_engine.step import Step
 class TritonBackend:
     """A `KVBackend`, and `fused_append` beside it: what a decode step does before attention, in one launch."""
 
+    can_be_captured = True
+
     def __init__(self, layout: KVLayout, method: Method | None = None) -> None:
         """`method` forces the attention kernel of `prefill`; by default the best that works on the device."""
         self.layout = layout

@@ -28,7 +28,7 @@ TYPES |= {"slot_pool_ptr": "*u8"}
 FLOATS = {"part_ptr", "lse_ptr"}
 MULTIPLES_OF_16 = {"record_nbytes", "slot_stride", "head_stride"}
 HEAD_DIMS = (64, 96, 128, 256)
-OTHER_DIMS = {80: 64, 86: 96, 89: 256, 90: 256}
+OTHER_DIMS = {70: 64, 75: 96, 80: 64, 86: 96, 89: 256, 90: 256}
 """Beside 128, every architecture gets another head dim; 8.9 only this one."""
 SAME_CODE = {89: 86}
 """The same constants give the same machine code."""
@@ -56,7 +56,11 @@ def compiled_as(kernel, arch: int, constants: dict, warps: int, types: dict, ali
         if name in aligned and name not in constants:
             attributes[(i,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    binary = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
+    return measured(triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps}))
+
+
+def measured(binary) -> dict:
+    """Registers, bytes of stack (spills), of shared memory, and instructions of what Triton compiled."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()

@@ -1,10 +1,18 @@
-"""Compiles every kernel of the codec, RoPE, tails, merging and norms for a card that need not be there.
+"""Compiles every kernel of the codec, RoPE, tails, merging and norms for architectures, with no card: prints a line of
+JSON for each.
 
-Run by a test as a program of its own, since kernels imported for Triton's interpreter cannot be compiled.
+    python compile_codec_kernels.py 80 90
+
+In a process of its own, as `compile_attention.py`, whose output has the same form.
 """
 
+import json
 import sys
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from compile_attention import measured
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
@@ -48,4 +56,4 @@ def kernels(target):
 if __name__ == "__main__":
     for capability in map(int, sys.argv[1:]):
         for name, kernel in kernels(GPUTarget("cuda", capability, 32)):
-            print(capability, name, len(kernel.asm["cubin"]), kernel.metadata.shared)
+            print(json.dumps({"arch": capability, "name": name} | measured(kernel)))
