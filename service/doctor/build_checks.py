@@ -6,11 +6,16 @@ from service.doctor.context import Context
 from service.doctor.facts import TorchFacts
 from service.doctor.findings import Finding
 from service.engine.factory import BF16_FLAGS
-from service.planning.cards import FIRST_BF16
+from service.planning.cards import FIRST_BF16, FIRST_EXL2, FIRST_TRITON, tried
 from service.planning.nvidia import CardState
 
 _LISTED = re.compile(r"(\d+\.\d)[a-z]?(\+PTX)?")
 """Of TORCH_CUDA_ARCH_LIST, where generations may also stand by name."""
+_KNOWN = {
+    "run": "The engine was run on this generation",
+    "compiled": "The engine was compiled for this generation, not run on it (docs/cards.md)",
+    "reasoned": "The engine was neither run on this generation nor compiled for it (docs/cards.md)",
+}
 _NOT_ON_CARD = "the engine does not run on a card"
 
 
@@ -64,6 +69,8 @@ def kernels(context: Context) -> Finding:
         return say.skip("the card's generation is not known")
     capability, torch = cards[0].capability, context.probes.torch()
     name = f"sm_{capability[0]}{capability[1]}"
+    if refused := _refused(context, cards[0], name):
+        return say.fail(*refused)
     if torch.archs and not _runs_on(torch.archs, capability):
         return say.fail(
             f"{cards[0].name} is of {name}, torch {torch.version} has kernels for {', '.join(torch.archs)}",
@@ -82,7 +89,34 @@ def kernels(context: Context) -> Finding:
             f"TORCH_CUDA_ARCH_LIST={wanted}, and {cards[0].name} is of {name}",
             f"set it to {capability[0]}.{capability[1]}, or unset it",
         )
-    return say.ok(f"{cards[0].name} is of {name}; torch has {', '.join(torch.archs) or 'unknown kernels'}")
+    return say.ok(
+        f"{cards[0].name} is of {name}; torch has {', '.join(torch.archs) or 'unknown kernels'}; attention is "
+        f"{'plain torch' if capability < FIRST_TRITON else 'by Triton'}. {_KNOWN[tried(capability)]}"
+    )
+
+
+def _refused(context: Context, card: CardState, name: str) -> tuple[str, str] | None:
+    """What the engine itself refuses on a generation, compiled or not."""
+    capability, settings = card.capability or FIRST_EXL2, context.settings
+    if capability < FIRST_EXL2:
+        return (
+            f"{card.name} is of {name}, and the exl2 engine needs sm_70 or newer",
+            "serve a GGUF by llama.cpp: PREREAD_ENGINE=llamacpp (docs/llamacpp.md)",
+        )
+    by_triton = [
+        variable
+        for variable, choice in (
+            ("PREREAD_ATTENTION_BACKEND", settings.attention_backend),
+            ("PREREAD_PRODUCT", settings.product),
+        )
+        if choice == "triton"
+    ]
+    if by_triton and capability < FIRST_TRITON:
+        return (
+            f"{' and '.join(by_triton)}=triton, and {card.name} is of {name}: our Triton kernels need sm_80",
+            "set it to `auto`",
+        )
+    return None
 
 
 def _runs_on(archs: list[str], capability: tuple[int, int]) -> bool:

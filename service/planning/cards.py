@@ -13,6 +13,8 @@ FIRST_EXL2 = (7, 0)
 FIRST_TRITON = (8, 0)
 FIRST_BF16 = (8, 0)
 FIRST_FP8 = (8, 9)
+_RUN = {(9, 0)}
+_COMPILED = {(7, 0), (7, 5), (8, 0), (8, 6), (8, 9)}
 _PCIE_GBPS = {3: 12.0, 4: 24.0, 5: 50.0}
 
 
@@ -99,6 +101,14 @@ def _parsed(row: str) -> Card:
     nbytes = int(memory) * MIB
     sm = int(major), int(minor)
     return Card(key, " ".join(name), nbytes, float(bandwidth), sm, float(tflops), _PCIE_GBPS[int(pcie)], nbytes)
+
+
+def tried(capability: tuple[int, int]) -> str:
+    """How far the exl2 engine is known on a generation: "run", "compiled", "reasoned" only, or "refused". docs/cards.md
+    says it part by part."""
+    if capability < FIRST_EXL2:
+        return "refused"
+    return "run" if capability in _RUN else "compiled" if capability in _COMPILED else "reasoned"
 
 
 _SLOWER = {"laptop", "max", "mobile"}

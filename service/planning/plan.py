@@ -100,7 +100,10 @@ def _refusals(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
     """What no memory would change."""
     found = list(model.problems)
     if card.capability is not None and card.capability < FIRST_EXL2:
-        found.append(f"the exl2 engine needs sm_70 or newer, and {card.name} is of {card.architecture}")
+        found.append(
+            f"the exl2 engine needs sm_70 or newer, and {card.name} is of {card.architecture}: serve a GGUF by "
+            "llama.cpp (docs/llamacpp.md)"
+        )
     if card.is_cpu and model.is_quantized:
         found.append(f"{model.label} weights need an NVIDIA card: the torch engine reads plain ones only")
     if model.allowed_kv is not None and wanted.kv_type != KVType.FP16 and wanted.kv_type not in model.allowed_kv:

@@ -1,9 +1,10 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from service.errors import Invalid
-from service.planning.cards import CARDS, named, processor, recognized
+from service.planning.cards import CARDS, named, processor, recognized, tried
 from service.planning.detect import card_of, find_card
 from service.planning.nvidia import CardState
 
@@ -96,3 +97,37 @@ def test_this_processor_is_measured() -> None:
     assert 0.1 < card.bandwidth_gbps < 5000
     assert card.fp16_tflops > 0
     assert 0 < card.free_nbytes <= card.memory_nbytes
+
+
+CARDS_PAGE = (Path(__file__).parents[3] / "docs" / "cards.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("capability", "said"),
+    [
+        ((6, 1), "refused"),
+        ((7, 0), "compiled"),
+        ((7, 5), "compiled"),
+        ((8, 0), "compiled"),
+        ((8, 6), "compiled"),
+        ((8, 9), "compiled"),
+        ((9, 0), "run"),
+        ((12, 0), "reasoned"),
+    ],
+)
+def test_the_page_of_cards_says_what_the_doctor_says(capability: tuple[int, int], said: str) -> None:
+    assert tried(capability) == said
+    (row,) = (
+        line
+        for line in CARDS_PAGE.split("## Part by part")[0].splitlines()
+        if line.startswith("|") and f"sm_{capability[0]}{capability[1]})" in line
+        if "H100" not in line
+    )
+    words = {"refused": "refuses it by name", "compiled": "compiled", "run": "| run: ", "reasoned": "| reasoned: "}
+    same = "as the V100" in row or "as RTX 30" in row
+    assert words[said] in row or (same and said == "compiled")
+
+
+def test_every_card_of_the_table_has_a_line_of_the_page() -> None:
+    made = [line.split("`")[1] for line in CARDS_PAGE.splitlines() if line.startswith("| `")]
+    assert made == list(CARDS)
