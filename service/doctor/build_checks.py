@@ -69,7 +69,7 @@ def kernels(context: Context) -> Finding:
         return say.skip("the card's generation is not known")
     capability, torch = cards[0].capability, context.probes.torch()
     name = f"sm_{capability[0]}{capability[1]}"
-    if refused := _refused(context, cards[0], name):
+    if refused := _refused(context, cards[0].name, capability):
         return say.fail(*refused)
     if torch.archs and not _runs_on(torch.archs, capability):
         return say.fail(
@@ -95,12 +95,12 @@ def kernels(context: Context) -> Finding:
     )
 
 
-def _refused(context: Context, card: CardState, name: str) -> tuple[str, str] | None:
+def _refused(context: Context, card: str, capability: tuple[int, int]) -> tuple[str, str] | None:
     """What the engine itself refuses on a generation, compiled or not."""
-    capability, settings = card.capability or FIRST_EXL2, context.settings
+    settings, name = context.settings, f"sm_{capability[0]}{capability[1]}"
     if capability < FIRST_EXL2:
         return (
-            f"{card.name} is of {name}, and the exl2 engine needs sm_70 or newer",
+            f"{card} is of {name}, and the exl2 engine needs sm_70 or newer",
             "serve a GGUF by llama.cpp: PREREAD_ENGINE=llamacpp (docs/llamacpp.md)",
         )
     by_triton = [
@@ -113,7 +113,7 @@ def _refused(context: Context, card: CardState, name: str) -> tuple[str, str] | 
     ]
     if by_triton and capability < FIRST_TRITON:
         return (
-            f"{' and '.join(by_triton)}=triton, and {card.name} is of {name}: our Triton kernels need sm_80",
+            f"{' and '.join(by_triton)}=triton, and {card} is of {name}: our Triton kernels need sm_80",
             "set it to `auto`",
         )
     return None
