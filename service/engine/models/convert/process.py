@@ -67,6 +67,7 @@ def run_child(work: Path, progress: Progress, command: Sequence[str] = CHILD) ->
             code = child.wait()
         finally:
             child.kill()
+            child.wait()  # after Ctrl-C leaving the block waits a quarter of a second only
     if code != 0:
         raise _failure(code, error, last, log)
 
