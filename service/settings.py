@@ -62,8 +62,10 @@ class Settings(BaseSettings):
     citation_attention: bool = Field(
         True, description="Cite also by what the model looked at while it wrote an answer, not by the words alone."
     )
-    speculation: Literal["auto", "off"] = Field(
-        "auto", description="`auto`: several tokens at once where an answer quotes the document; `off`: one a step."
+    speculation: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="`on`: several tokens at once where an answer quotes the document; `off`: one a step. `auto` is "
+        "`on` with the torch engine, and `off` with the exl2 engine, where it has not been measured yet.",
     )
     resident_bytes: int = Field(
         2 * GIB,

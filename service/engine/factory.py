@@ -37,8 +37,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_batch` answers run at once; `idle_tails` more sessions keep their turns in memory. `index_budget_nbytes`, of
     the memory where the model computes, hold the indexes of windowed documents, from which a question fetches in
     `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer where it looked, by the model's index heads.
-    `speculation` "off" guesses no tokens. `tiers`: where snapshots are kept beyond the disk. `fake_script`: token ids
-    of every answer of a fake engine; with
+    `speculation` "off" guesses no tokens, "auto" does where that was measured: not on a card yet. `tiers`: where
+    snapshots are kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
     `fake_from_kv` its answers follow from the bytes of the stored KV instead. Its pace: seconds of a step, of each of
     its rows, of a layer of a chunk that is read, of a block of a layer that is loaded.
 
@@ -62,7 +62,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     index_budget_nbytes: int = 512 << 20
     fetch_rounds: int = 1
     watch_answers: bool = True
-    speculation: Literal["auto", "off"] = "auto"
+    speculation: Literal["auto", "on", "off"] = "auto"
     max_context: int = 0
     max_batch: int = 4
     idle_tails: int = 4
@@ -247,7 +247,7 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         tail_tokens=config.tail_tokens,
         max_context=config.max_context,
         max_rows=config.max_batch,
-        draft_tokens=0 if config.speculation == "off" else DRAFT_TOKENS,
+        draft_tokens=DRAFT_TOKENS if config.speculation == "on" else 0,
         backend=config.attention_backend,
         product=config.product,
         index_nbytes=config.index_budget_nbytes if index_heads else 0,

@@ -1,6 +1,6 @@
 """The memory plan by the engine's own rules: on a card those of the exl2 engine, else those of the torch engine."""
 
-from service.engine.exl2_engine.graph_sizes import CONTEXTS, DRAFT_TOKENS, step_rows
+from service.engine.exl2_engine.graph_sizes import CONTEXTS, step_rows
 from service.engine.exl2_engine.ledger import PORTABLE_NBYTES, Sizes, ledger_of
 from service.engine.ledger import CardMemory, Ledger
 from service.engine.torch_engine.ledger import ITEMSIZE, HostSizes, HostWeights, document_layout_nbytes, host_ledger
@@ -36,7 +36,7 @@ def step_nbytes(model: ModelFacts, card: Card, wanted: Wanted) -> int:
 def _on_card(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
     shape = model.shape
     widest = max(shape.hidden, shape.intermediate, shape.query_width)
-    rows = tuple(step_rows(wanted.users, DRAFT_TOKENS, shape.n_heads // shape.n_kv_heads))
+    rows = tuple(step_rows(wanted.users, 0, shape.n_heads // shape.n_kv_heads))  # guesses only where asked for
     sizes = Sizes(
         max_context=wanted.room_tokens,
         n_slots=wanted.n_slots,

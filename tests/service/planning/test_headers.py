@@ -14,7 +14,7 @@ from gguf import GGUFWriter
 
 from cache_store.layout import KVLayout, KVType
 from service.cli import main
-from service.engine.exl2_engine import graph_sizes, loading
+from service.engine.exl2_engine import loading
 from service.engine.models.errors import ModelNotFound, SourceRefused
 from service.planning import request
 from service.planning.cards import CARDS
@@ -198,10 +198,8 @@ def test_the_engine_plans_the_same_to_the_byte(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (card.memory_nbytes - CONTEXT_NBYTES, card.memory_nbytes))
     directory = write(tmp_path / "m", exl2, {"quant_method": "exl2", "bits": 4.0})
-    drafts, index = graph_sizes.DRAFT_TOKENS, request.INDEX_NBYTES
-    options = loading.Options(
-        KVType.K8V4, wanted.n_slots, max_context=32_768, max_rows=8, draft_tokens=drafts, index_nbytes=index
-    )
+    index = request.INDEX_NBYTES
+    options = loading.Options(KVType.K8V4, wanted.n_slots, max_context=32_768, max_rows=8, index_nbytes=index)
     model: Any = SimpleNamespace(max_context=32_768, n_heads=40, head_dim=128)
     theirs = loading.plan(directory, model, KVLayout(64, 8, 128, KVType.K8V4), options)
     assert plan_ledger(read_model(directory), card, wanted) == theirs
