@@ -36,6 +36,7 @@ from service.engine.host.host_tier import HostTier
 from service.engine.host.kept import Subject
 from service.engine.host.residency import ResidentDocument
 from service.engine.messages import DocumentRef
+from service.engine.protocol import RunnerLimits
 from service.engine.scheduler.loop import Scheduler
 
 REF = DocumentRef("bench", "document")
@@ -50,6 +51,7 @@ class PoolRunner:
 
     def __init__(self, layout: KVLayout, n_tokens: int) -> None:
         self.layout = layout
+        self.limits = RunnerLimits(n_tokens, layout.block_tokens, n_slots=1, tail_tokens=1, vocab_size=1)
         self.fingerprint = Fingerprint(**dict.fromkeys(NAMES, "bench"))
         self.pool = BlockPool(layout, layout.n_blocks(n_tokens) + 8, DEVICE)
         self.copies = CopyStream(DEVICE)
