@@ -100,14 +100,14 @@ def parser(settings: Settings) -> Read:
     return partial(parse, limits=parse_limits(settings))
 
 
-async def ready_database(url: str) -> None:
-    """Bring a SQLite database up to date; another one is waited for, and must be."""
+async def ready_database(url: str, *, within_s: float = START_S) -> None:
+    """Bring a SQLite database up to date; another one is waited for `within_s` seconds, and must be."""
     with opening():
         sqlite = is_sqlite(url)
     if sqlite:
         await upgrade(url)
     else:
-        await through_outages(lambda: check(url), within_s=START_S)
+        await through_outages(lambda: check(url), within_s=within_s)
 
 
 def _prompts(settings: Settings) -> Prompts:

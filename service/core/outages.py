@@ -14,6 +14,8 @@ T = TypeVar("T")
 KEEP_S = 60.0
 """How long the end of an answer waits to be kept."""
 PAUSE_S = 1.0
+_SAY_S = 10.0
+"""An outage is told at its start and then so often, not at every try."""
 _log = structlog.get_logger("preread.database")
 
 
@@ -22,14 +24,15 @@ async def through_outages(step: Callable[[], Awaitable[T]], *, within_s: float |
 
     Raises DatabaseUnavailable when the database stays away for `within_s` seconds; None waits for ever.
     """
-    began = time.monotonic()
+    began = say_at = time.monotonic()
     while True:
         try:
             return await step()
         except DatabaseUnavailable as error:
-            if within_s is not None and time.monotonic() - began >= within_s:
+            now = time.monotonic()
+            if within_s is not None and now - began >= within_s:
                 raise
-            _log.warning(
-                "the database does not answer", place=error.place, waiting_s=round(time.monotonic() - began, 1)
-            )
+            if now >= say_at:
+                _log.warning("the database does not answer", place=error.place, waiting_s=round(now - began, 1))
+                say_at = now + _SAY_S
             await asyncio.sleep(PAUSE_S)

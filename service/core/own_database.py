@@ -12,6 +12,9 @@ from service.db.migrations import check
 from service.errors import Invalid
 from service.settings import Settings
 
+_WAIT_S = 5.0
+"""Whoever types a command is there to try again; a server is not."""
+
 
 @asynccontextmanager
 async def own_database(settings: Settings) -> AsyncIterator[Database]:
@@ -20,7 +23,7 @@ async def own_database(settings: Settings) -> AsyncIterator[Database]:
     Raises ServiceError for a database that cannot be used, DatabaseUnavailable.
     """
     datadir.prepare(settings)
-    await ready_database(settings.sqlalchemy_url)
+    await ready_database(settings.sqlalchemy_url, within_s=_WAIT_S)
     database = Database(settings.sqlalchemy_url)
     try:
         yield database

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from service.cli import main
+from service.core import own_database
 from service.core.credentials import split
 
 
@@ -27,6 +28,7 @@ def preread(tmp_path, monkeypatch):
 
 
 def test_a_database_that_does_not_answer_is_named_without_its_password(preread, monkeypatch):
+    monkeypatch.setattr(own_database, "_WAIT_S", 0.1)
     with socket.socket() as taken:  # bound, and nobody listens
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
