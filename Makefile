@@ -57,7 +57,7 @@ long: setup model
 # other one.
 GGUF_MODEL := $(DATA)/models/demo-gguf
 llamacpp: setup
-	$(PY) -m pip --disable-pip-version-check install --quiet -c constraints.txt ".[llamacpp]"
+	scripts/llamacpp.sh $(VENV)
 	[ -f "$(GGUF_MODEL)/model.gguf" ] || $(VENV)/bin/preread models demo --engine llamacpp --name demo-gguf
 	PREREAD_TEST_GGUF_MODEL="$(GGUF_MODEL)" $(PY) -m pytest -q tests/llamacpp
 

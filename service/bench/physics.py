@@ -1,10 +1,11 @@
 """What the hardware allows for the model that is measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cache_store.layout import KVType
 from service.engine.factory import resolve_dtype
+from service.engine.llama_engine.library import gpu_backends
 from service.engine.models.errors import ModelError
 from service.planning.cards import Card
 from service.planning.detect import find_card
@@ -59,10 +60,27 @@ def physics_of(settings: Settings, model_dir: Path, bandwidth_gbps: float = 0.0,
     if settings.engine == "fake":
         return None
     model = read_model(model_dir)
-    card = find_card("cpu" if settings.engine == "torch" else card_name, bandwidth_gbps)
+    card = find_card(card_name if computes_on_card(settings) else "cpu", bandwidth_gbps)
     if settings.engine == "exl2" and card.is_cpu:
         raise ModelError("PREREAD_ENGINE=exl2, and there is no NVIDIA card")
-    return _physics(model, card, KVType(settings.kv_type), resolve_dtype(settings.compute_dtype))
+    physics = _physics(model, card, KVType(settings.kv_type), resolve_dtype(settings.compute_dtype))
+    if settings.engine == "llamacpp":
+        # both as they are stored, wherever it computes
+        return replace(physics, step_nbytes=_gguf_step_nbytes(model), row_nbytes=physics.stored_row_nbytes)
+    return physics
+
+
+def computes_on_card(settings: Settings) -> bool:
+    """Whether the engine uses a card where there is one."""
+    if settings.engine == "llamacpp":
+        return settings.offload != "none" and bool(gpu_backends())
+    return settings.engine == "exl2"
+
+
+def _gguf_step_nbytes(model: ModelFacts) -> int:
+    """Of an embedding that is no head a step reads some rows only."""
+    rows = sum(model.footprint.embedding) // 2 if sum(model.footprint.head) else 0
+    return round(model.stored_nbytes * (1 - rows / model.n_parameters))
 
 
 def _physics(model: ModelFacts, card: Card, kv_type: KVType, compute: str) -> Physics:

@@ -10,10 +10,12 @@ import msgspec
 
 from cache_store.tiers.opening import TierConfig
 from service.bench.measure import Bench, Work
+from service.bench.physics import computes_on_card
 from service.bench.results import FORMAT, LeftOut, Run
 from service.bench.talk import QUESTION_TOKENS
 from service.core.engines import engine_config
 from service.engine.factory import EngineConfig
+from service.engine.llama_engine.library import PACKAGE
 from service.engine.messages import EngineInfo
 from service.errors import Invalid
 from service.planning.visible import visible_cards
@@ -41,11 +43,12 @@ def place_of(settings: Settings, info: EngineInfo) -> dict[str, str]:
         "device": _device(settings), "engine": settings.engine, "model": info.model_name, "kv": settings.kv_type,
         "cores": str(os.cpu_count()), "threads": str(settings.threads or "all"), "python": platform.python_version(),
     }  # fmt: skip
-    return place | {name: found for name in _PACKAGES if (found := _version(name))}
+    packages = (*_PACKAGES, PACKAGE) if settings.engine == "llamacpp" else _PACKAGES
+    return place | {name: found for name in packages if (found := _version(name))}
 
 
 def _device(settings: Settings) -> str:
-    if settings.engine == "exl2":
+    if computes_on_card(settings):
         try:
             if cards := visible_cards():
                 return cards[0].name

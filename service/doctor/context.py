@@ -61,6 +61,8 @@ class Context:
     def _planned(self) -> Plan | str:
         if self.settings.engine == "fake":
             return "the fake engine has no model"
+        if self.settings.engine == "llamacpp":
+            return "the llamacpp engine plans its memory by rules of its own: the plan is in the log of its start"
         try:
             model = read_model(self.model_dir)
         except ModelError as error:

@@ -55,13 +55,19 @@ def swap(context: Context) -> Finding:
 def threads(context: Context) -> Finding:
     """Whether more threads compute than cores are there for them: they wait for each other."""
     say, cores = context.finding("threads"), context.probes.cores()
-    asked = context.settings.threads or _omp_threads(context) or context.probes.default_threads()
+    asked = context.settings.threads or _omp_threads(context) or _own_threads(context, cores)
     if asked > max(cores, 1):
         return say.warn(
             f"{asked} threads compute on {cores:g} cores",
             f"set PREREAD_THREADS={max(1, int(cores))}: threads without a core keep the others waiting",
         )
     return say.ok(f"threads: {asked}, cores: {cores:g}")
+
+
+def _own_threads(context: Context, cores: float) -> int:
+    """The llamacpp engine looks at a container's share."""
+    threads = context.probes.default_threads()
+    return min(threads, max(1, int(cores))) if context.settings.engine == "llamacpp" else threads
 
 
 def _omp_threads(context: Context) -> int:

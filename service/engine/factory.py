@@ -264,13 +264,14 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
 
 
 def _llama_parts(config: EngineConfig) -> _Parts:
-    from service.engine.llama_engine.loading import Options, load_runner
+    from service.engine.llama_engine.loading import Options, check_kernels, load_runner, wants_gpu
     from service.engine.models.card import check_engine, check_kv_type, load_card
 
     model_dir, kv_type = Path(config.model_dir), KVType(config.kv_type)
     card = load_card(model_dir)
     check_engine(card, "llamacpp")
     check_kv_type(card, kv_type)
+    check_kernels(kv_type, wants_gpu(config.offload))
     options = Options(
         kv_type=kv_type,
         n_slots=_n_slots(config),

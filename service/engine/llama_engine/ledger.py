@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 LIBRARIES_NBYTES = 330 << 20
 """Resident memory of the engine process beside llama.cpp's: Python, torch's code as it is used, the tokenizer."""
-_F32 = 4
+_F32, _F16 = 4, 2
 
 
 def llama_ledger(
@@ -24,28 +24,34 @@ def llama_ledger(
     sizes: tuple[int, int],
     batch: tuple[int, int, int],
     memory: CardMemory,
+    max_context: int,
 ) -> Ledger:
-    """The plan. `sizes`: tokens of documents and of tails; `batch`: rows at once, rows with logits, sequences."""
+    """The plan. `sizes`: tokens of documents and of tails; `batch`: rows at once, rows with logits, sequences. A
+    document of at most `max_context` tokens is put together in memory of its own before it goes to the cache."""
     n_documents, n_tails = sizes
     n_rows, n_outputs, n_sequences = batch
     work = n_rows * (3 * shape.intermediate + 6 * shape.hidden) + (n_outputs + n_sequences) * shape.vocab
+    mask = n_rows * (n_documents + n_tails) * _F16
     lines = (
         Line("in use already (others)", memory.total - memory.free, "before"),
         Line("interpreter and libraries", LIBRARIES_NBYTES, "load"),
         Line("weights", weights_nbytes, "load"),
         Line("tails of sequences", n_tails * layout.bytes_per_token, "tails"),
-        Line("one step of rows", work * _F32, "work"),
+        Line("one step of rows", work * _F32 + mask, "work"),
+        Line("a document from disk", min(n_documents, max_context) * layout.bytes_per_token, "work"),
         Line("documents", n_documents * layout.bytes_per_token, "pool"),
     )
     block = layout.bytes_per_token * layout.block_tokens
     return Ledger(lines, memory, n_documents // layout.block_tokens, block, layout.block_tokens, place="memory")
 
 
-def announce(model_dir: Path, layout: KVLayout, sizes: tuple[int, int], batch: tuple[int, int, int]) -> Ledger:
+def announce(
+    model_dir: Path, layout: KVLayout, sizes: tuple[int, int], batch: tuple[int, int, int], max_context: int
+) -> Ledger:
     """Say what the engine will take on this machine. Raises MemoryPlanRefused when that is not there."""
     shape = Shape.of(json.loads((model_dir / "config.json").read_text("utf-8")))
     nbytes = (model_dir / GGUF_NAME).stat().st_size
-    ledger = llama_ledger(nbytes, shape, layout, sizes, batch, machine_memory())
+    ledger = llama_ledger(nbytes, shape, layout, sizes, batch, machine_memory(), max_context)
     check_fits(ledger, free_swap())
     log.info("the machine's memory:\n%s", ledger.table())
     return ledger

@@ -17,7 +17,7 @@ from service.engine.models.errors import EngineRefused
 log = logging.getLogger(__name__)
 
 PACKAGE = "llama-cpp-python"
-INSTALL = f".venv/bin/pip install -c constraints.txt '.[llamacpp]' in Preread's folder, which compiles {PACKAGE}"
+INSTALL = f".venv/bin/pip install -c constraints.txt -e '.[llamacpp]' in Preread's folder, which compiles {PACKAGE}"
 FOR_THE_CARD = (
     "Build it for the card: CMAKE_ARGS='-DGGML_CUDA=on' .venv/bin/pip install --force-reinstall --no-deps "
     f"--no-binary :all: {PACKAGE} in Preread's folder"
@@ -118,3 +118,8 @@ def gpu_backends() -> list[str] | None:
 def can_offload() -> bool:
     """Whether this build computes on a GPU, and there is one."""
     return bool(api().llama_supports_gpu_offload())
+
+
+def features() -> str:
+    """What this build says of itself: of each backend its name, and what it was compiled with."""
+    return bytes(api().llama_print_system_info()).decode("utf-8", "replace")

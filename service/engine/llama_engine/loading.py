@@ -1,5 +1,7 @@
 """From a model directory with a GGUF to a runner: loads it, and refuses what would not be served rightly."""
 
+import ctypes
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +13,11 @@ from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine.context import LlamaContext
 from service.engine.llama_engine.ledger import announce
-from service.engine.llama_engine.library import FOR_THE_CARD, api, build, can_offload, lines, why
+from service.engine.llama_engine.library import FOR_THE_CARD, api, build, can_offload, features, lines, why
 from service.engine.llama_engine.places import COPIES
 from service.engine.llama_engine.runner import CHUNK_TOKENS, LlamaRunner, compute_dtype
 from service.engine.llama_engine.state import StateFormat, StateMismatch, ggml_types
+from service.engine.llama_engine.threads import default_threads
 from service.engine.models.card import ModelCard, fingerprint
 from service.engine.models.errors import EngineRefused, ModelDamaged
 from service.engine.models.weights import GGUF_NAME
@@ -30,16 +33,21 @@ STEP_TOKENS = {"host": 64, "gpu": CHUNK_TOKENS}
 """Tokens of a document computed at once: on a processor a whole chunk would hold up streams."""
 FLASH_ATTENTION = 1
 _ALL_LAYERS = 1 << 16
+_NO_DEVICES = (ctypes.c_void_p * 1)()
+"""A list of devices ends with NULL."""
 _PLAIN_ROPE = (0, 2)
 """`LLAMA_ROPE_TYPE_NORM` and `_NEOX`; positions of the others have several parts."""
+ALL_KERNELS = "FA_ALL_QUANTS"
+_BY_FLAG = ("CUDA :", "ROCm :", "MUSA :")
+"""Backends that have attention over keys and values of different types only where a flag asked for it."""
 _OFFLOADED = re.compile(r"offloaded (\d+)/(\d+) layers to GPU")
 _CPU_CACHE = re.compile(r"CPU KV buffer size")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`documents_nbytes`: memory for documents' KV. `max_context` 0 is the model's. `threads` None takes llama.cpp's
-    own number. `offload`: "all" computes on a GPU or not at all, "auto" where this build and machine can."""
+    """`documents_nbytes`: memory for documents' KV. `max_context` 0 is the model's. `threads` None takes every
+    core. `offload`: "all" computes on a GPU or not at all, "auto" where this build and machine can."""
 
     kv_type: KVType
     n_slots: int
@@ -70,12 +78,25 @@ def wants_gpu(offload: Offload) -> bool:
     return offload != "none" and can_offload()
 
 
+def check_kernels(kv_type: KVType, on_gpu: bool) -> None:
+    """Raises EngineRefused for keys and values of different types on a GPU whose build has no attention for them:
+    llama.cpp would compute it on the processor, layer by layer, without saying so."""
+    if not on_gpu or kv_type.key_bits == kv_type.value_bits:
+        return
+    if (found := features()) and any(name in found for name in _BY_FLAG) and ALL_KERNELS not in found:
+        raise EngineRefused(
+            f"this build of llama.cpp has no attention for PREREAD_KV_TYPE={kv_type} on a GPU, and would compute it on "
+            "the processor: take k8v8 or k4v4, or build it with -DGGML_CUDA_FA_ALL_QUANTS=on among CMAKE_ARGS"
+        )
+
+
 def load_runner(model_dir: Path, card: ModelCard, options: Options) -> LlamaRunner:
     """Seconds, and all memory that it will take. Raises EngineRefused, ModelDamaged,
     MemoryPlanRefused."""
     layout, on_gpu = card.layout(options.kv_type), wants_gpu(options.offload)
     if not on_gpu:
-        announce(model_dir, layout, n_cells(layout, options), (N_ROWS, N_OUTPUTS, n_sequences(options)))
+        batch = N_ROWS, N_OUTPUTS, n_sequences(options)
+        announce(model_dir, layout, n_cells(layout, options), batch, _max_context(card, options))
     model = _load_model(model_dir / GGUF_NAME, on_gpu)
     try:
         check_model(model, card)
@@ -107,9 +128,13 @@ def identity(card: ModelCard, kv_type: KVType, tier: str) -> Fingerprint:
     return replace(of_model, chunking=f"{CHUNK_TOKENS}/{STEP_TOKENS[tier]}/{N_ROWS}")
 
 
+def _max_context(card: ModelCard, options: Options) -> int:
+    return min(options.max_context or card.max_context, card.max_context)
+
+
 def _limits(card: ModelCard, options: Options, n_vocab: int) -> RunnerLimits:
     return RunnerLimits(
-        max_context=min(options.max_context or card.max_context, card.max_context),
+        max_context=_max_context(card, options),
         chunk_tokens=CHUNK_TOKENS,
         n_slots=options.n_slots,
         tail_tokens=options.tail_tokens,
@@ -123,7 +148,10 @@ def _load_model(path: Path, on_gpu: bool) -> Any:
     lines.clear()
     params = llama.llama_model_default_params()
     params.n_gpu_layers = _ALL_LAYERS if on_gpu else 0
-    model = llama.llama_model_load_from_file(str(path).encode(), params)
+    if not on_gpu:
+        # No layers is not enough: large products would be sent to a GPU that is there all the same.
+        params.devices = ctypes.cast(_NO_DEVICES, ctypes.c_void_p)
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise EngineRefused(f"llama.cpp does not load {path}: {why()}")
     return model
@@ -163,8 +191,7 @@ def _new_context(model: Any, layout: KVLayout, options: Options) -> LlamaContext
     # Values of other attention lie transposed in the cache, and cannot be quantized.
     params.flash_attn_type = FLASH_ATTENTION
     params.type_k, params.type_v = ggml_types(layout.kv_type)
-    if options.threads:
-        params.n_threads = params.n_threads_batch = options.threads
+    params.n_threads = params.n_threads_batch = options.threads or default_threads()
     context = llama.llama_init_from_model(model, params)
     if not context:
         raise EngineRefused(f"llama.cpp makes no context of {params.n_ctx:,} tokens: {why()}")

@@ -15,7 +15,7 @@ STORED, FILE_TYPE = gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8
 _TURNED = ("llama",)
 """Architectures whose query and key rows llama.cpp keeps in another order than transformers."""
 _AS_THEY_ARE = ("qwen2", "qwen3")
-_WRITTEN_BY_ITSELF = ("GGUF.", "general.architecture", "general.file_type")
+_WRITTEN_BY_ITSELF = ("GGUF.", "general.architecture", "general.file_type", gguf.Keys.General.ALIGNMENT)
 _MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
 
@@ -85,9 +85,13 @@ def _value(reader: Any, key: str) -> Any:
 def _writer(reader: Any, target: Path, arch: str) -> Any:
     """A writer with all that the file says of itself."""
     writer = gguf.GGUFWriter(target, arch)
+    if reader.alignment != gguf.GGUF_DEFAULT_ALIGNMENT:
+        writer.add_custom_alignment(int(reader.alignment))  # where tensors begin follows from it
     for field in reader.fields.values():
-        if not field.name.startswith(_WRITTEN_BY_ITSELF):
-            sub_type = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        is_array = field.types[0] == gguf.GGUFValueType.ARRAY
+        is_empty = is_array and not len(field.data)  # the writer knows no empty lists
+        if not field.name.startswith(_WRITTEN_BY_ITSELF) and not is_empty:
+            sub_type = field.types[-1] if is_array else None
             writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=sub_type)
     writer.add_file_type(FILE_TYPE)
     return writer

@@ -28,7 +28,7 @@ from service.engine.models.gates import gate_again, gate_if_possible
 from service.engine.models.heads import FindHeads, heads_if_possible
 from service.engine.models.kept_gguf import METHOD, keep_gguf, read_kept
 from service.engine.models.lora import merge_adapter
-from service.engine.models.quantized import find_quantization
+from service.engine.models.quantized import Quantization, find_quantization
 from service.engine.models.registry import check_name
 from service.engine.models.rope import rope_digest, stored_rope_digest
 from service.engine.models.source import Progress, Source, silent
@@ -177,6 +177,18 @@ def _card(
         prompt=parts,
         files={p.name: p.stat().st_size for p in sorted(directory.iterdir()) if p.is_file()},
     )
+
+
+def check_readable(directory: Path, prompt: PromptParts | None) -> None:
+    """Look at all of a Hugging Face directory that an import looks at, but for the weights. `prompt`: as `import_model`
+    has it. Raises SourceRefused, ArchitectureRefused, TokenizerRefused, as the import would."""
+    try:
+        tokenizer = Tokenizer.load(directory)
+    except ValueError as error:
+        raise SourceRefused(str(error)) from error
+    check_tokenizer(tokenizer)
+    model = huggingface.read_quantized(directory.absolute(), Quantization("exl2", {}), silent)
+    _eos_ids(model, tokenizer, prompt or _prompt(model, DEFAULT_SYSTEM_TEXT))
 
 
 def _stored_config_digest(directory: Path) -> str:

@@ -138,6 +138,12 @@ def test_swap_is_found_in_the_kernels_files(free: int, engine: int, status: str,
     assert "amx_bf16" in probes.processor_flags()
 
 
+def test_a_model_of_llama_cpp_is_not_planned_for_as_if_another_engine_had_it(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "big")
+    found = look("cache-size", tmp_path, Machine(), model, engine="llamacpp", max_context=16_000_000)
+    assert (found.status, "log of its start" in found.evidence) == ("skip", True)
+
+
 def test_more_threads_than_a_container_has_cores(tmp_path: Path) -> None:
     (tmp_path / "sys" / "fs" / "cgroup").mkdir(parents=True)
     (tmp_path / "sys" / "fs" / "cgroup" / "cpu.max").write_text("50000 100000\n")
@@ -149,6 +155,9 @@ def test_more_threads_than_a_container_has_cores(tmp_path: Path) -> None:
     share = look("threads", tmp_path, Machine(n_cores=2.0, n_threads=64))  # as `docker run --cpus 2` on a large machine
     assert (share.status, share.evidence) == ("warn", "64 threads compute on 2 cores")
     assert look("threads", tmp_path, Machine(n_cores=0.5, n_threads=1)).status == "ok", "fewer threads there are not"
+    shared = Machine(n_cores=2.0, n_threads=64)
+    assert look("threads", tmp_path, shared, engine="llamacpp").status == "ok", "it looks at the share itself"
+    assert look("threads", tmp_path, shared, engine="llamacpp", threads=3).status == "warn"
 
 
 def test_the_processors_clock_is_read_from_the_kernels_files(tmp_path: Path) -> None:

@@ -112,3 +112,15 @@ def read_measurement(path: Path, key: str) -> dict[str, object] | None:
     if found["key"] != key:
         raise SourceRefused(f"{path} was measured of other weights, on another calibration or by another converter")
     return {name: found[name] for name in ("measurement", "last_module_idx")}
+
+
+def check_measurement(path: Path | None, work: Path) -> None:
+    """Raises SourceRefused for a place where a measurement could not be written, or would not stay: that shows only
+    after half of the work else."""
+    if path is None:
+        return
+    directory = path.absolute().parent
+    if work.absolute() in (directory, *directory.parents):
+        raise SourceRefused(f"{path} is in the work directory, which is removed at the end: give another --measurement")
+    if not directory.is_dir():
+        raise SourceRefused(f"there is no directory {directory} to write the measurement to")

@@ -5,6 +5,7 @@ the source, and an import of what came out.
 """
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -17,7 +18,12 @@ from safetensors.torch import load_file
 from service.engine.index_heads import HEADS_NAME
 from service.engine.models.card import CARD_NAME, KVGate, ModelCard, load_card
 from service.engine.models.convert import needs, work
-from service.engine.models.convert.calibration import Calibration, make_calibration, read_measurement
+from service.engine.models.convert.calibration import (
+    Calibration,
+    check_measurement,
+    make_calibration,
+    read_measurement,
+)
 from service.engine.models.convert.likeness import Predict, check_likeness, compare
 from service.engine.models.convert.process import run_child
 from service.engine.models.convert.record import (
@@ -32,7 +38,7 @@ from service.engine.models.convert.request import REQUEST_VERSION, Request, Rows
 from service.engine.models.errors import ModelNotFound, NameTaken, SourceRefused
 from service.engine.models.gates import gate_if_possible
 from service.engine.models.heads import FindHeads, heads_if_possible
-from service.engine.models.importer import Measure, import_model
+from service.engine.models.importer import Measure, check_readable, import_model
 from service.engine.models.registry import check_name
 from service.engine.models.source import Progress, silent
 from service.engine.prompt import PromptParts
@@ -75,7 +81,8 @@ class Tools:
 
 def default_name(source: Path, bits: float) -> str:
     """A name for what `source` becomes in so many bits, such as "mine-4.25bpw"."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', source.name).strip('-._') or 'model'}-{bits:g}bpw"[:64]
+    first, last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.name).strip("-._") or "model", f"-{bits:g}bpw"
+    return first[: 64 - len(last)] + last
 
 
 def convert_model(
@@ -97,9 +104,11 @@ def convert_model(
     tools = tools or Tools()
     check_name(name)
     check_bits(wanted.bits, wanted.head_bits)
+    check_measurement(wanted.measurement, work_dir)
     if (models_dir / name).exists() and not replace:
         raise NameTaken(f"there is a model {name} in {models_dir} already; remove it, give --name, or --replace it")
     spec = needs.check_source(source)
+    check_readable(source, _prompt(source))
     converter = tools.converter()
     models_dir.mkdir(parents=True, exist_ok=True)
     with work.held(work_dir):
@@ -141,13 +150,17 @@ def _keep_measurement(work_dir: Path, request: Request, target: Path | None) -> 
     if target is None or target.exists():
         return
     found = json.loads((work_dir / work.MEASURED_NAME).read_bytes())
-    target.write_text(json.dumps({"key": request.measurement_key, **found}))
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"key": request.measurement_key, **found}))
+    temporary.rename(target)
 
 
 def _finish(work_dir: Path, request: Request) -> None:
     """Make the converter's weights a Hugging Face directory: the source's other files, and what the weights are now.
     Its config comes last: with it the directory is finished."""
     source, target = Path(request.source), work_dir / work.RESULT_NAME
+    for path in target.glob("*.safetensors"):
+        path.chmod(0o644)  # the library makes private files; other users of the machine may read a model
     for path in source.iterdir():
         kept = path.is_file() and not path.name.endswith(_NOT_KEPT) and path.stat().st_size <= _LARGEST_KEPT
         if kept and path.name not in (CARD_NAME, HEADS_NAME, CONVERSION_NAME, "config.json"):

@@ -52,7 +52,10 @@ def check_source(source: Path) -> ModelSpec:
         raise SourceRefused(f"{source} has no safetensors files: the converter reads no others")
     if not (source / "tokenizer.json").is_file():
         raise SourceRefused(f"{source} has no tokenizer.json: import it first, and convert what that makes")
-    spec = read_spec(source)
+    try:
+        spec = read_spec(source)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SourceRefused(f"the config of {source} cannot be read: {error}") from error
     check_sizes(spec)
     return spec
 

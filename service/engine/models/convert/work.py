@@ -33,11 +33,11 @@ _OURS = ("_lock", REQUEST_NAME)
 
 @contextmanager
 def held(work: Path) -> Iterator[None]:
-    """Hold a work directory, made if it is not there. Raises SourceRefused while another process holds it, or when it
-    has files that no conversion wrote."""
+    """Hold a work directory, made if it is not there, for this user alone: rows of documents lie in it. Raises
+    SourceRefused while another process holds it, or when it has files that no conversion wrote."""
     if work.is_dir() and any(work.iterdir()) and not any((work / name).exists() for name in _OURS):
         raise SourceRefused(f"{work} has files that no conversion wrote: give another directory with --work")
-    work.mkdir(parents=True, exist_ok=True)
+    work.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(work / "_lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

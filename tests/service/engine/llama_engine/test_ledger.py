@@ -11,8 +11,8 @@ LAYOUT = KVLayout(30, 3, 64, KVType.K8V8)
 SHAPE = Shape(576, 1536, 30, 9, 3, 64, 49152)
 
 
-def plan(memory: CardMemory, n_documents: int = 10_000) -> Ledger:
-    return llama_ledger(145 << 20, SHAPE, LAYOUT, (n_documents, 3_000), (512, 128, 40), memory)
+def plan(memory: CardMemory, n_documents: int = 10_000, max_context: int = 8192) -> Ledger:
+    return llama_ledger(145 << 20, SHAPE, LAYOUT, (n_documents, 3_000), (512, 128, 40), memory, max_context)
 
 
 def test_documents_and_tails_take_what_their_tokens_take():
@@ -31,3 +31,12 @@ def test_documents_count_as_much_as_the_model_since_all_is_taken_at_once():
     with pytest.raises(MemoryPlanRefused, match="PREREAD_RESIDENT_BYTES"):
         check_fits(plan(CardMemory(GIB, GIB), n_documents=40_000))
     check_fits(plan(CardMemory(GIB, GIB), n_documents=40_000), swap_nbytes=GIB)
+
+
+def test_a_document_on_its_way_from_disk_and_what_rows_see_of_the_cache_are_counted():
+    memory = CardMemory(7 * GIB, 8 * GIB)
+    short, long, longer = (plan(memory, max_context=n).nbytes("work") for n in (1000, 10_000, 1 << 20))
+    assert long - short == 9000 * LAYOUT.bytes_per_token
+    assert longer == long  # no document is larger than the memory for them
+    more = plan(memory, n_documents=20_000, max_context=1000).nbytes("work")
+    assert more - short == 10_000 * 512 * 2

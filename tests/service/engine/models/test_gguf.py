@@ -10,11 +10,14 @@ from service.engine.models.source import silent
 HIDDEN, HEADS, FEED, LAYERS = 64, 2, 64, 2
 
 
-def write_model(path: Path) -> dict[str, np.ndarray]:
-    """A Llama of two layers with a vocabulary of bytes; its tensors by GGUF's names."""
+def write_model(path: Path, alignment: int = 0) -> dict[str, np.ndarray]:
+    """A Llama of two layers with a vocabulary of bytes; its tensors by GGUF's names. `alignment` of their beginnings
+    where it is not the usual one."""
     letters = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
     tokens = ["<|begin|>", "<|end|>", *letters, "ab"]
     writer = gguf.GGUFWriter(path, "llama")
+    if alignment:
+        writer.add_custom_alignment(alignment)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)

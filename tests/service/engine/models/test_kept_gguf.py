@@ -62,7 +62,12 @@ def test_another_byte_in_the_file_is_seen(file: Path, tmp_path: Path) -> None:
         verify_model(tmp_path / "models" / "kept")
 
 
-def test_a_merged_adapter_is_the_one_that_transformers_would_have(file: Path, adapter: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("alignment", [0, 256])
+def test_a_merged_adapter_is_the_one_that_transformers_would_have(
+    adapter: Path, tmp_path: Path, alignment: int
+) -> None:
+    file = tmp_path / "aligned.gguf"
+    write_model(file, alignment)
     expected = read_gguf(file, silent).tensors
     base = {name: tensor.clone() for name, tensor in expected.items()}
     merge_adapter(expected, adapter, silent)

@@ -21,6 +21,7 @@ from service.engine.models.errors import (
     ModelDamaged,
     NameTaken,
     SourceRefused,
+    TokenizerRefused,
 )
 from service.engine.models.importer import import_model
 from tests.service.engine.models.convert.conftest import PretendedConverter
@@ -56,6 +57,7 @@ def test_what_comes_out_is_a_model_with_its_record(convert: Convert, source: Pat
     config = json.loads((path / "config.json").read_bytes())
     assert config["tie_word_embeddings"] is False
     assert config["quantization_config"]["calibration"] == {"rows": 4, "length": 64, "dataset": made.calibration}
+    assert (path / "output.safetensors").stat().st_mode & 0o044 == 0o044, "other users may read a model"
     assert not (tmp_path / "work").exists()
     assert sorted(p.name for p in (tmp_path / "models").iterdir()) == ["small"]
     assert (source / "model.safetensors").is_file()
@@ -157,6 +159,27 @@ def test_a_measurement_of_another_calibration_is_refused(convert: Convert, tmp_p
         convert(measurement=kept, bits=5.0, replace=True)
 
 
+def test_a_measurement_that_could_not_be_kept_is_refused_before_anything_is_done(
+    convert: Convert, converter: PretendedConverter, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceRefused, match="there is no directory"):
+        convert(measurement=tmp_path / "nowhere" / "measured.json")
+    with pytest.raises(SourceRefused, match="removed at the end"):
+        convert(measurement=tmp_path / "work" / "measured.json")
+    assert converter.runs == []
+    assert not (tmp_path / "work").exists()
+
+
+def test_rows_of_documents_are_for_this_user_alone(
+    convert: Convert, converter: PretendedConverter, tmp_path: Path
+) -> None:
+    converter.breaks = 1
+    with pytest.raises(KeyboardInterrupt):
+        convert(own_texts=["a secret " * 200])
+    assert (tmp_path / "work" / work.CALIBRATION_NAME).is_file()
+    assert (tmp_path / "work").stat().st_mode & 0o777 == 0o700
+
+
 def test_the_prompt_of_an_imported_source_is_kept(convert: Convert, source: Path, tmp_path: Path) -> None:
     nothing: Any = lambda *_: None  # noqa: E731
     first = import_model(
@@ -221,6 +244,25 @@ def test_sources_that_cannot_be_converted_are_refused(
     refused(own, "no safetensors")
 
 
+def test_what_the_import_would_refuse_at_the_end_is_refused_before_anything_is_done(
+    convert: Convert, converter: PretendedConverter, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    own = make_model(tmp_path / "own")
+    whole, config = (json.loads((own / name).read_bytes()) for name in ("tokenizer.json", "config.json"))
+    (own / "tokenizer.json").write_text(json.dumps(whole | {"decoder": None}))
+    with pytest.raises(TokenizerRefused, match="neither byte-level"):
+        convert(own)
+    (own / "tokenizer.json").write_text("{")
+    with pytest.raises(SourceRefused):
+        convert(own)
+    (own / "tokenizer.json").write_text(json.dumps(whole))
+    (own / "config.json").write_text(json.dumps(config | {"model_type": "nobody-knows-it"}))
+    with pytest.raises(SourceRefused, match="cannot be read"):
+        convert(own)
+    assert converter.runs == []
+    assert not (tmp_path / "work").exists()
+
+
 def test_without_a_card_nothing_begins(convert: Convert, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(EngineRefused, match=r"needs an NVIDIA card.*copy the finished model"):
@@ -263,6 +305,9 @@ def test_a_damaged_record_is_told(convert: Convert, tmp_path: Path) -> None:
 def test_names_follow_from_source_and_bits() -> None:
     assert default_name(Path("/x/My Model (2)"), 4.25) == "My-Model-2-4.25bpw"
     assert default_name(Path("/x/Qwen3-8B"), 4.0) == "Qwen3-8B-4bpw"
+    long = {default_name(Path("/x") / ("m" * 80), bits) for bits in (4.2, 4.25, 4.0)}
+    assert len(long) == 3
+    assert all(len(name) == 64 and name.endswith("bpw") for name in long)
 
 
 def test_weights_are_linked_not_copied_where_the_disk_can(convert: Convert, tmp_path: Path) -> None:
