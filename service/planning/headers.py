@@ -19,6 +19,11 @@ from service.planning.model import ModelFacts, facts_of_spans
 _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
 _TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
 
+_KEPT = (
+    "it is kept for llama.cpp, which takes the file as it is: this plan is for the plain weights that another engine "
+    "would need of it, and that of the llamacpp engine is in the log of its start"
+)
+
 
 def read_model(path: Path) -> ModelFacts:
     """The facts of a model directory or a GGUF file. Raises ModelError in its kinds: what is missing or damaged."""
@@ -28,6 +33,7 @@ def read_model(path: Path) -> ModelFacts:
         return _gguf(files[0])
     if (path / GGUF_NAME).is_file():
         allowed, heads, notes = _imported(path)
+        notes = (*notes, _KEPT)
         return replace(_gguf(path / GGUF_NAME), name=path.name, allowed_kv=allowed, index_heads=heads, notes=notes)
     if not path.is_dir():
         raise ModelNotFound(f"there is no model {path}: give a directory, a GGUF file, or dimensions")

@@ -21,6 +21,7 @@ from service.planning.cards import CARDS
 from service.planning.headers import read_model
 from service.planning.ledgers import CONTEXT_NBYTES, plan_ledger
 from service.planning.request import Wanted
+from tests.service.engine.models.test_gguf import write_model
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 5120, "intermediate_size": 21504, "num_hidden_layers": 64,
@@ -139,6 +140,16 @@ def test_a_gguf_is_planned_as_it_is_imported(tmp_path: Path) -> None:
     assert model.stored_nbytes == 2 * 96 * 64 + 4 * 64 * 64
     assert "plain weights" in model.notes[0]
     assert "GGUF of" in preread(str(path), "--card", "t4", "--context", "1024").output
+
+
+def test_a_gguf_that_is_kept_for_llama_cpp_is_said_to_be_planned_for_another_engine(tmp_path: Path) -> None:
+    write_model(tmp_path / "kept.gguf")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept.gguf").rename(tmp_path / "kept" / "model.gguf")
+    (tmp_path / "kept" / "config.json").write_text("{}")
+    model = read_model(tmp_path / "kept")
+    assert (model.name, model.kind) == ("kept", "gguf")
+    assert "llamacpp engine" in model.notes[-1]
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
