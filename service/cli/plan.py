@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from service.cli.output import EXIT_FAILURE, expected_errors, json_option, print_json, retention_option
 
@@ -50,11 +51,15 @@ def plan(model: str | None, as_json: bool, **options: Any) -> None:
     MODEL is a directory (EXL2, GPTQ, plain safetensors), a GGUF file, or the name of an imported model; without it,
     give dimensions. Exit code 0: it fits; 1: it does not.
     """
+    from service.planning.conversion import conversion_of
     from service.planning.plan import make_plan
     from service.planning.report import report
 
     facts, card, wanted = _asked(model, options)
     made, ledger = make_plan(facts, card, wanted)
+    if model is not None and facts.kind == "plain" and made.conversion is not None:
+        # as it was given here: the model's name alone is not found from everywhere
+        made = msgspec.structs.replace(made, conversion=conversion_of(model, made.conversion.bits))
     if as_json:
         print_json(made)
     else:

@@ -4,6 +4,7 @@ A plan counts bits of a weight with embedding and head among them; exllamav2's c
 makes the head in `--head-bits`, and leaves the embedding in FP16.
 """
 
+import shlex
 from collections.abc import Sequence
 from math import floor
 
@@ -48,8 +49,12 @@ def conversion_for(model: ModelFacts, settings: Sequence[Setting]) -> Conversion
     bits = layer_bits(model, settings[0].bits)
     if not bits:
         return None
-    source = model.name if model.kind == "plain" else "SOURCE"
-    return Conversion(bits, f"preread models convert {source} --bits {bits:g}")
+    return conversion_of(model.name if model.kind == "plain" else "SOURCE", bits)
+
+
+def conversion_of(source: str, bits: float) -> Conversion:
+    """`source`: as `preread models convert` takes it, a path or a name."""
+    return Conversion(bits, f"preread models convert {shlex.quote(source)} --bits {bits:g}")
 
 
 def bits_that_fit(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[float, Setting]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +111,14 @@ def test_gptq_and_plain_weights(tmp_path: Path) -> None:
     assert whole.weights_nbytes == 2 * whole.n_parameters
     joined = 64 * (5120 * 5120 + 2 * 5120 * 1024 + 2 * 5120 * 21504)
     assert whole.joined_params == joined
+
+
+def test_the_command_that_converts_names_the_model_as_it_was_given(tmp_path: Path) -> None:
+    path = write(tmp_path / "my model", plain)
+    said = preread(str(path), "--card", "rtx-3090", "--context", "4096", exit_code=1).output.splitlines()
+    (line,) = (line for line in said if "preread models convert" in line)
+    words = shlex.split(line)
+    assert words[words.index("convert") + 1] == str(path)
 
 
 def test_yarn_makes_the_context_longer(tmp_path: Path) -> None:
