@@ -222,11 +222,11 @@ class RedisTier:
         with _failures():
             try:
                 yield
-            except ReadOnlyError:
-                self._client.connection_pool.disconnect()
-                raise
             except ResponseError as error:
-                if "WRONGTYPE" in str(error):
+                # Before Redis 7 the reason why a script failed stands in the middle.
+                if isinstance(error, ReadOnlyError) or "-READONLY " in str(error):
+                    self._client.connection_pool.disconnect()
+                elif "WRONGTYPE" in str(error):
                     self._remove_foreign(*map(_key, keys))
                 raise
 

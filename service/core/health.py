@@ -12,6 +12,11 @@ from service.settings import Settings
 
 CHECK_S = 10.0
 KEPT_S = 1.0
+_RESTARTING = "It is starting, or it was lost and is being restarted."
+_NO_WORKER = (
+    "No worker that this server can use is there, or Redis does not answer: start `preread worker` with the same "
+    "PREREAD_MODEL."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Readiness:
         except TimeoutError:
             problems["engine"] = f"It did not decode a token within {CHECK_S:g} s."
         except Exception:
-            problems["engine"] = "It is starting, or it was lost and is being restarted."
+            problems["engine"] = _NO_WORKER if self._settings.fleet_url and not self._engine.alive else _RESTARTING
         try:
             async with asyncio.timeout(CHECK_S):
                 await self._db.ping()

@@ -108,6 +108,7 @@ async def open_services(stack: AsyncExitStack, adapters: Adapters) -> Services:
     rebuilder = Rebuilder(adapters.db, adapters.engine, services.snapshots, settings.sweep_interval_s)
     stack.push_async_callback(rebuilder.close)
     rebuilder.start()
+    stack.push_async_callback(adapters.db.leave)
     return services
 
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from weakref import WeakSet
 
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -24,6 +25,8 @@ WRITE_LOCK = 0x70726561
 """The name of our lock in PostgreSQL. Migrations take it too."""
 _PAUSE_S = 0.5
 """A database that could not be reached is left alone for so long: whoever waits in line is not kept waiting."""
+LEAVE_S = 3.0
+"""The end of a process waits so long for a database to answer."""
 _READS: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
 
 
@@ -35,7 +38,11 @@ class Database:
         self.is_sqlite = is_sqlite(url)
         with opening():
             self.engine = create_engine(url)
+        self._opened: WeakSet[Any] = WeakSet()
+        if not self.is_sqlite:
+            event.listen(self.engine.sync_engine, "connect", self._note)
         self._turn = asyncio.Lock()
+        self._left = False
         self._away_until = 0.0
 
     @asynccontextmanager
@@ -66,12 +73,30 @@ class Database:
         async with self._session({}) as session:
             await session.execute(text("SELECT 1"))
 
+    async def leave(self) -> None:
+        """Before the end: a database in another process that does not answer now is not waited for any more. Whoever
+        waits for it is told DatabaseUnavailable."""
+        if self.is_sqlite:
+            return
+        answer = asyncio.create_task(self.ping())
+        await asyncio.wait({answer}, timeout=LEAVE_S)
+        if answer.done() and answer.exception() is None:
+            return
+        self._left = True
+        for connection in list(self._opened):
+            connection.terminate()
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+
     async def close(self) -> None:
         await self.engine.dispose()
 
+    def _note(self, connection: Any, _record: Any) -> None:
+        self._opened.add(connection.driver_connection)
+
     @asynccontextmanager
     async def _session(self, options: dict[str, Any], *, autoflush: bool = True) -> AsyncIterator[AsyncSession]:
-        if time.monotonic() < self._away_until:
+        if self._left or time.monotonic() < self._away_until:
             raise unavailable(place_of(self.url))
         async with closing(AsyncSession(self.engine, expire_on_commit=False, autoflush=autoflush)) as session:
             try:

@@ -61,7 +61,7 @@ class FleetClient:
         self._link = Link(url, timeout_s=max(3 * heartbeat_s, 1.0))
         self._reader = EventReader(Link(url), uuid.uuid4().hex)
         self._dispatcher = Dispatcher(self._link, self._reader, self._roster, heartbeat_s)
-        self._watch = Watch(self._link, self._roster, heartbeat_s, self._looked)
+        self._watch = Watch(self._link, self._roster, heartbeat_s, self._looked, self._reader.connect_anew)
         self._heartbeat_s = heartbeat_s
         self._found = asyncio.Event()
         self._n_detached = 0
@@ -75,9 +75,10 @@ class FleetClient:
         except TimeoutError:
             others = sorted({worker.state.info.model_name for worker in self.workers})
             await self.close()
-            only = f"; those that are there have another model ({', '.join(others)})" if others else ""
+            only = f"; those that are there have another model or prompt ({', '.join(others)})" if others else ""
             raise EngineLost(
-                f"no worker registered in {timeout_s:g} s that this server can use: start `preread worker`{only}"
+                f"no worker registered in {timeout_s:g} s that this server can use: start `preread worker` with its "
+                f"PREREAD_MODEL{only}"
             ) from None
 
     @property

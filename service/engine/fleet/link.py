@@ -66,6 +66,7 @@ class Link:
             raise
 
     async def close(self) -> None:
+        """Give up the connection; whoever asks again connects again."""
         await self._drop(self._connection, LinkDown("closed"))
 
     async def _connected(self) -> Any:
@@ -97,7 +98,7 @@ class Link:
                     pending.popleft()
                     if not done.done():
                         done.set_result(replies)
-                if isinstance(reply, ReadOnlyError):
+                if isinstance(reply, ResponseError) and _took_over(reply):
                     # Another server took over, and this one stays connected: only a new connection finds that one.
                     await self._drop(connection, reply)
                     return
@@ -136,6 +137,12 @@ def server_of(info: Any) -> str:
     where it does not say."""
     text = info.decode(errors="replace") if isinstance(info, bytes) else ""
     return next((line[7:].strip() for line in text.splitlines() if line.startswith("run_id:")), "")
+
+
+def _took_over(error: ResponseError) -> bool:
+    """Whether a server refuses because another one is, or will be, in its place. Before Redis 7 the reason why a script
+    failed stands in the middle."""
+    return isinstance(error, ReadOnlyError) or any(sign in str(error) for sign in ("-READONLY ", "NOREPLICAS "))
 
 
 def refused(replies: Sequence[Any]) -> ResponseError | None:

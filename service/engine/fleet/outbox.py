@@ -65,6 +65,10 @@ class Outbox:
         self._outs.clear()
         self._waiting.clear()
 
+    async def connect_anew(self) -> None:
+        """Another server may be at the address."""
+        await self._link.close()
+
     async def flushed(self, timeout_s: float) -> None:
         """Wait until everything was written."""
         with suppress(TimeoutError):

@@ -109,6 +109,11 @@ class EventReader:
             for follower in entry.followers:
                 follower.feed(Batch(CLOSING, [LOST]))
 
+    async def connect_anew(self) -> None:
+        """Another server is at the address: this connection must not stay with the one before."""
+        self._read_anew()
+        await self._link.close()
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()

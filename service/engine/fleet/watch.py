@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 import structlog
 
 from service.engine.fleet import keys
-from service.engine.fleet.link import Command, Link, LinkDown, refused
+from service.engine.fleet.link import Command, Link, LinkDown, refused, server_of
 from service.engine.fleet.records import WorkerState, decode_info, decode_state, encode
 from service.engine.fleet.roster import Roster
 from service.engine.messages import EngineInfo
@@ -21,13 +21,22 @@ RETRY_SHARE = 0.2
 
 
 class Watch:
-    """`on_change` is called after every look, also one that failed."""
+    """`on_change` is called after every look, also one that failed; `on_server` when another Redis took over."""
 
-    def __init__(self, link: Link, roster: Roster, heartbeat_s: float, on_change: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        roster: Roster,
+        heartbeat_s: float,
+        on_change: Callable[[], Any],
+        on_server: Callable[[], Awaitable[None]],
+    ) -> None:
         self._link = link
         self._roster = roster
         self._heartbeat_s = heartbeat_s
         self._on_change = on_change
+        self._on_server = on_server
+        self._server = ""
         self._known: dict[str, tuple[str, str]] = {}
         self._told: EngineInfo | None = None
         self._task: asyncio.Task[None] | None = None
@@ -45,8 +54,15 @@ class Watch:
     async def look(self) -> None:
         """Read the states of all workers. Raises LinkDown."""
         began = time.monotonic()
-        members, said = await self._ask(("SMEMBERS", keys.WORKERS), ("GET", keys.INFO))
+        members, said, about = await self._ask(
+            ("SMEMBERS", keys.WORKERS), ("GET", keys.INFO), ("INFO", "server"), optional=1
+        )
+        before, self._server = self._server, server_of(about)
+        if before not in ("", self._server):
+            await self._on_server()
         served = _info_of(said)
+        if said is None:  # Redis lost it, or is another one
+            self._told = None
         ids = sorted(member.decode() for member in members)
         states = await self._ask(*(("HGET", keys.worker(each), "state") for each in ids)) if ids else []
         found = {id: state for id, raw in zip(ids, states, strict=True) if raw and (state := _state_of(raw))}
@@ -81,9 +97,10 @@ class Watch:
             self._on_change()
             await asyncio.sleep(self._heartbeat_s * (RETRY_SHARE if self.down else 1))
 
-    async def _ask(self, *commands: Command) -> list[Any]:
+    async def _ask(self, *commands: Command, optional: int = 0) -> list[Any]:
+        """Of the last `optional` commands a refusal is a reply."""
         replies = await self._link.ask(*commands)
-        if (error := refused(replies)) is not None:
+        if (error := refused(replies[: len(replies) - optional])) is not None:
             raise LinkDown(str(error))
         return replies
 

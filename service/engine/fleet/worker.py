@@ -123,6 +123,9 @@ class FleetWorker:
                 log.warning("the heartbeat came too late, or Redis lost it: what is open is given up")
                 self._member.epoch = ""
                 await self._end_all()
+                # It may be another Redis: then none of the connections may stay with the one before.
+                await self._work.close()
+                await self._outbox.connect_anew()
                 await self._member.register()
             case Beat.REPLACED:
                 raise WorkerReplaced(

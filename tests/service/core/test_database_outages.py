@@ -1,6 +1,7 @@
 """A PostgreSQL that is killed in the middle of the work: nothing is lost, and who asks is told to try again."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -40,6 +41,17 @@ async def test_requests_are_told_to_try_again_and_the_server_recovers_by_itself(
         assert (await client.get("/health/live")).status_code == 200
         await asyncio.to_thread(postgres.start)
         assert (await answered(client, f"/v1/documents/{document_id}")).json()["status"] == "ready"
+
+
+@pytest.mark.anyio
+async def test_the_end_does_not_wait_for_a_database_that_stands_still(over_postgres, postgres, made):
+    async with over_postgres() as client:
+        await made(client)
+        await asyncio.to_thread(postgres.freeze)
+        began = time.monotonic()
+    took = time.monotonic() - began
+    postgres.thaw()
+    assert took < 15, "each connection would be waited for 20 seconds"
 
 
 @pytest.mark.anyio

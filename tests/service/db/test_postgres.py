@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from service.db import connect
+from service.db import connect, engine
 from service.db.engine import Database
 from service.db.migrations import check, upgrade
 from service.errors import DatabaseUnavailable, ServiceError
@@ -78,6 +78,32 @@ async def test_a_server_that_stands_still_is_given_up_in_time(url, postgres, mon
     assert took < 15, "those in line waited one after another"
     await until_it_answers(db)
     await db.close()
+
+
+@pytest.mark.anyio
+async def test_the_end_does_not_wait_for_a_server_that_stands_still(url, postgres, monkeypatch):
+    monkeypatch.setattr(engine, "LEAVE_S", 0.3)
+    db = Database(url)
+    await asyncio.gather(*(db.ping() for _ in range(4)))
+    postgres.freeze()
+    try:
+        stuck = asyncio.create_task(_title(db, "t"))
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(15):  # each connection would wait for the server for 20 seconds
+            await db.leave()
+            with pytest.raises(DatabaseUnavailable):
+                await db.ping()
+            stuck.cancel()
+            await asyncio.wait({stuck})
+            await db.close()
+    finally:
+        postgres.thaw()
+
+
+@pytest.mark.anyio
+async def test_a_server_that_answers_stays_in_use_to_the_end(db):
+    await db.leave()
+    await db.ping()
 
 
 async def _title(db, title):

@@ -21,12 +21,13 @@ class Fleet:
     def __init__(self, url: str) -> None:
         self.url = url
         self.engines: dict[str, FakeEngine] = {}
+        self.workers: dict[str, FleetWorker] = {}
         self._stops: dict[str, tuple[asyncio.Event, asyncio.Task]] = {}
         self._clients: list[FleetClient] = []
 
     async def worker(self, name: str, engine: FakeEngine | None = None, grace_s: float = 5.0, **place) -> FakeEngine:
         engine = self.engines[name] = engine or FakeEngine(token_delay_s=0.002)
-        worker = FleetWorker(self.url, engine, Place(name, heartbeat_s=HEARTBEAT_S, **place))
+        worker = self.workers[name] = FleetWorker(self.url, engine, Place(name, heartbeat_s=HEARTBEAT_S, **place))
         stop = asyncio.Event()
         self._stops[name] = stop, asyncio.create_task(worker.run(stop, grace_s))
         return engine

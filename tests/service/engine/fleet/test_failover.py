@@ -3,11 +3,13 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from service.engine.fake import FakeEngine
 from service.engine.fleet.client import FleetClient
+from service.engine.fleet.link import Link, LinkDown, refused
 from tests.cache_store.tiers.servers import RedisServer
 from tests.chaos.wire import Wire
 from tests.service.engine.fleet.conftest import Fleet, ask, build, every, text_of, until
@@ -103,3 +105,25 @@ async def test_a_registration_that_comes_back_is_not_another_worker(wired, redis
     await until(lambda: client.workers and client.workers[0].state.epoch not in (now.state.epoch, "before"))
     assert not wired.task("w").done()
     assert text_of(await asked_again(client)) == "".join(LONG)
+
+
+async def test_no_connection_stays_with_a_redis_whose_place_another_has(wired, second):
+    """The one before goes on, and takes what it is sent; only some of the connections break."""
+    client = await one_of_each(wired, FakeEngine(LONG))
+    turn_to(wired, second, reset=False)
+    await wired.workers["w"]._link.close()
+    await client._link.close()
+    assert text_of(await asked_again(client)) == "".join(LONG)
+    there = second.client()
+    await until(lambda: there.exists("preread:fleet:info"))
+    there.close()
+
+
+async def test_a_script_that_an_older_redis_refuses_as_a_replica_is_understood(redis_server):
+    link = Link(redis_server.url)
+    said = "ERR Error running script (call to f_1): @user_script: 7: -READONLY You can't write against a replica."
+    with suppress(LinkDown):
+        assert refused(await link.ask(("EVAL", "return redis.error_reply(ARGV[1])", 0, said)))
+    await until(lambda: link._connection is None)
+    assert await link.ask(("PING",)) == [b"PONG"]
+    await link.close()

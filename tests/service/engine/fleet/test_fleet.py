@@ -175,7 +175,7 @@ async def test_a_client_waits_for_a_worker_of_its_own_model(fleet):
     await fleet.worker("w")
     await fleet.client()
     other = FleetClient(fleet.url, heartbeat_s=0.1, understands=lambda info: info.model_name == "another")
-    with pytest.raises(EngineLost, match=r"those that are there have another model \(fake\)"):
+    with pytest.raises(EngineLost, match=r"those that are there have another model or prompt \(fake\)"):
         await other.start(0.5)
 
 
