@@ -99,7 +99,10 @@ class TurnLog:
         try:
             if await through_outages(lambda: self._write(job, outcome), within_s=within_s):
                 return turn
-            if await self._is_there(job):
+            row = await self._row(job)
+            if row is not None and (row.status, row.answer) == (turn.status, turn.answer):
+                return turn  # kept before, and the database went away when it was to say so
+            if row is not None:
                 raise taken_over()
             error: ServiceError = NotFound("The session or its document was deleted meanwhile.")
         except (StorageFull, DatabaseUnavailable) as refused:
@@ -119,13 +122,15 @@ class TurnLog:
         n_computed = values["usage"].get("prefilled_tokens", 0) + values["usage"].get("completion_tokens", 0)
         async with self._database.writing() as uow:
             now = self._clock.now()
+            if not await uow.turns.finish(job.answer_id, held_by=job.lease, **values):
+                return False
             await uow.sessions.touch(job.session_id, now)
             await count_tokens(uow, job.owner_id, n_computed, now)
-            return await uow.turns.finish(job.answer_id, held_by=job.lease, **values)
+            return True
 
-    async def _is_there(self, job: Job) -> bool:
+    async def _row(self, job: Job) -> TurnRow | None:
         async with self._database.reading() as uow:
-            return await uow.turns.get(job.session_id, job.answer_id) is not None
+            return await uow.turns.get(job.session_id, job.answer_id)
 
 
 async def _answered(uow: UnitOfWork, session_id: str, repeat: Repeat) -> str | None:

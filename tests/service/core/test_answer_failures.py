@@ -1,15 +1,17 @@
 """What goes wrong while answering: the engine, the snapshot, the disk, a reader that leaves, a stop."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
 from sqlalchemy import text as sql
 from sqlalchemy.exc import OperationalError
 
+from service.core.quotas import day_of
 from service.core.streams import StreamEvent
 from service.engine.messages import Failed
-from service.errors import Busy, ServiceError, StorageFull, TooLong, Unavailable
+from service.errors import Busy, CommitUnknown, ServiceError, StorageFull, TooLong, Unavailable
 
 pytestmark = pytest.mark.anyio
 
@@ -43,6 +45,26 @@ async def test_engine_lost_in_mid_answer(world) -> None:
     assert world.engine.answered[-1].turns == []
     again = await world.answers.stream(world.owner, session_id, stream.answer_id)
     assert [(e.id, e.name) async for e in again.events(events[0].id)] == [(events[-1].id, "error")]
+
+
+async def test_an_end_that_was_kept_and_not_confirmed_is_kept_once(world, monkeypatch) -> None:
+    """The database goes away after a commit, before its reply."""
+    turns, kept = world.answers._turns, []
+    write = turns._write
+
+    async def unheard(*arguments):
+        kept.append(await write(*arguments))
+        if len(kept) == 1:
+            raise CommitUnknown("The database does not answer: try again.")
+        return kept[-1]
+
+    monkeypatch.setattr(turns, "_write", unheard)
+    answer = await world.answer(await world.session())
+    assert (answer["answer"], kept) == ("The answer is 42.", [True, False])
+    usage = answer["usage"]
+    async with world.database.reading() as uow:
+        counted = await uow.records.tokens(world.owner, day_of(time.time()))
+    assert counted == usage["prefilled_tokens"] + usage["completion_tokens"]
 
 
 @pytest.mark.parametrize("reason", ["checksum", "truncated", "fingerprint", "canary"])
