@@ -210,10 +210,10 @@ class ColdDocuments:
                     for _, first, records, n_tokens in reader.read_layer(layer):
                         index.add(layer, first, records, n_tokens)
                 document.index, document.starts = index, self._find_starts(reader.token_ids)
+            document.lookup = self._look_up(reader.token_ids)
         except BaseException:
             reader.close()
             raise
-        document.lookup = self._look_up(reader.token_ids)
         document.reader = reader
 
     def _make_room(self) -> None:

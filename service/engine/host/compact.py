@@ -205,5 +205,6 @@ class Compaction:
             entry.slot_places = gathered.slots.places(runner.watched_heads)
         complete(context, entry, self._kept)
         entry.last_token = self._tokens[-1]
+        entry.lookup = context.lookup_of(self._kept.row_tokens(self._tokens))  # as a restore has it
         entry.canary = make_canary(context.last_logits(entry))
         entry.verified = True

@@ -194,10 +194,16 @@ class EngineHost:
             host_nbytes=c.host_tier.nbytes if c.host_tier else 0,
             index_documents=c.cold.n_documents,
             index_nbytes=c.cold.nbytes,
-            lookup_nbytes=c.residency.lookup_nbytes + c.cold.lookup_nbytes,
+            lookup_nbytes=self._lookup_nbytes(),
             rss_nbytes=psutil.Process().memory_info().rss,
             documents=self._documents(),
         )
+
+    def _lookup_nbytes(self) -> int:
+        """Of those in the memory of the device or host, and of windowed documents."""
+        c = self._context
+        lookups = [*c.residency.lookups, *(c.host_tier.lookups if c.host_tier is not None else [])]
+        return sum({id(lookup): lookup.nbytes for lookup in lookups}.values()) + c.cold.lookup_nbytes
 
     def _documents(self) -> list[DocumentRef]:
         """Those with rows in the memory of the device or host."""

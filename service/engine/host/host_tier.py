@@ -72,6 +72,12 @@ class HostTier:
         with self._lock:
             return list(self._held)
 
+    @property
+    def lookups(self) -> list[DocumentLookup]:
+        """Where documents' tokens are found again; those of one that is on the device too are the same object."""
+        with self._lock:
+            return [held.lookup for held in self._held.values() if held.lookup is not None]
+
     def keep(self, entry: ResidentDocument, wanted: DocumentRef | None = None) -> bool:
         """Copy a complete document, which must stay as it is meanwhile, before it leaves the device.
 

@@ -96,10 +96,10 @@ class Residency:
         return self._nbytes
 
     @property
-    def lookup_nbytes(self) -> int:
-        """Bytes of host memory in which documents' tokens are found again."""
+    def lookups(self) -> list[DocumentLookup]:
+        """Where documents' tokens are found again, in host memory."""
         with self._changed:
-            return sum(entry.lookup.nbytes for entry in self._entries.values() if entry.lookup is not None)
+            return [entry.lookup for entry in self._entries.values() if entry.lookup is not None]
 
     @property
     def max_tokens(self) -> int:

@@ -259,13 +259,14 @@ class Scheduler:
 
     def _sample(self, sequence: Sequence, sampler: Sampler, drafts: Seq[int], logits: Any) -> str | None:
         """The next token of a sequence, and one more behind each draft that was sampled. Each is drawn from the logits
-        that it would have been drawn from without drafts, in the same order; rows of wrong drafts leave the tail."""
+        that it would have been drawn from without drafts, in the same order; rows of wrong drafts leave the tail, and
+        those behind the last token of an answer that ends or was cancelled."""
         reason, n_sampled, n_accepted = None, 0, 0
         for row, draft in zip(logits, [*drafts, None], strict=True):
             token_id = sampler.pick(row)
             n_sampled, n_accepted = n_sampled + 1, n_accepted + (token_id == draft)
             reason = sequence.accept(token_id)
-            if reason is not None or token_id != draft:
+            if reason is not None or token_id != draft or sequence.cancelled:
                 break
         if n_wrong := len(drafts) + 1 - n_sampled:
             self._runner.truncate_tail(sequence.slot, self._runner.tail_length(sequence.slot) - n_wrong)

@@ -1,5 +1,6 @@
 """Speculation through the host: tokens are found whatever is in memory of them, and what is kept is the same."""
 
+import msgspec
 import pytest
 
 from service.engine.drafts.planner import DraftPlanner
@@ -84,6 +85,14 @@ def test_what_is_not_in_memory_of_a_windowed_document_is_quoted_too(lab):
     assert lab.host.stats().lookup_nbytes == 0
 
 
+def test_without_fetching_what_is_in_memory_of_a_windowed_document_is_quoted(lab):
+    retention = msgspec.structs.replace(RETENTION, fetch_tokens=0)
+    for _ in range(2):  # as it was built, and from disk
+        lab.start(script=list(LONG[-30:]), draft_tokens=6)
+        lab.build(tokens=LONG, retention=retention)
+        assert lab.done(lab.ask(tokens=LONG, retention=retention, max_tokens=25, kv_id="")).accepted_tokens > 15
+
+
 @pytest.mark.parametrize("document", range(3))
 def test_of_several_documents_each_is_looked_through(lab, document):
     made = several.texts()
@@ -101,11 +110,18 @@ def test_a_document_that_was_in_host_memory_is_looked_up_again(lab):
     budget = lab.runner.document_nbytes(len(lab.TOKENS) + 20)
     lab.host.close()
     lab.start(script=lab.TOKENS[20:60], draft_tokens=6, prepare=prepare, budget=budget)
+    other = DocumentRef("own", "other")
     lab.build()
-    lab.build(ref=DocumentRef("own", "other"), name="c")
+    lab.build(ref=other, name="c")
+    of_both = pytest.approx(2 * 16 * len(lab.TOKENS), abs=256)
+    assert lab.host.stats().lookup_nbytes == of_both  # one here, one in host memory
     events = lab.ask(max_tokens=20)
     assert lab.started(events).source == "host"
     assert lab.done(events).accepted_tokens > 10
+    assert lab.host.stats().lookup_nbytes == of_both
+    for ref in (lab.DOC, other):
+        lab.host.release(ref)
+    assert lab.host.stats().lookup_nbytes == 0
 
 
 def test_the_session_itself_is_quoted(lab):

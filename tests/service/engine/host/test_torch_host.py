@@ -56,10 +56,11 @@ def models(tmp_path_factory, tokenizer_json):
 def start(models, tmp_path):
     hosts = []
 
-    def make(kv_type: str, compute_dtype: str):
+    def make(kv_type: str, compute_dtype: str, **more):
         config = EngineConfig(
             store_dir=str(tmp_path / "store"), model_dir=str(models / "tiny"), kv_type=kv_type,
             compute_dtype=compute_dtype, free_floor_nbytes=0, threads=1, tail_tokens=256,
+            **more,
         )  # fmt: skip
         hosts.append(open_host(config))
         return hosts[-1]
@@ -113,6 +114,17 @@ def test_a_follow_up_is_the_first_question_after_a_restart(start):
     started, follow_up = ask(start("k8v4", "float32"), [*first.pending_ids, 8, 9], turns)
     assert started.reused_tokens == len(TOKENS) + len(first.token_ids)
     assert follow_up.token_ids == second.token_ids
+
+
+@pytest.mark.parametrize("speculation", ["auto", "on", "off"])
+def test_speculation_is_on_unless_it_is_off(start, speculation):
+    host = start("fp16", "float32", speculation=speculation)
+    build(host)
+    _, done = ask(host, TOKENS[:40])
+    assert done.completion_tokens == 6
+    assert (host.stats().lookup_nbytes > 0) == (speculation != "off")
+    assert done.drafted_tokens == 0 or speculation != "off"
+    assert (host._context.scheduler.planner is None) == (speculation == "off")
 
 
 def test_check_decodes_a_token(start):

@@ -1,6 +1,7 @@
 """Answers with drafts are those without: the same tokens, the same KV, the same ends."""
 
 import random
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ class Bench:
         self.scheduler.run(self.runner.watch_tail, slot)
         planner = self.scheduler.planner
         drafter = Drafter([self.lookup], prompt, planner.rates) if planner else None
-        writer = AnswerWriter(Detokenizer(Words()), StopStrings(stops), self.shown.append)
+        writer = AnswerWriter(Detokenizer(Words()), StopStrings(stops), more.pop("emit", self.shown.append))
         sampler = Sampler(more.pop("sampling", Sampling()))
         sequence = Sequence(
             slot, self.document, [TOKENS[-1], *prompt], True, max_new, sampler, writer, drafter=drafter, **more
@@ -69,7 +70,7 @@ class Bench:
 
     def left(self, sequence):
         """The result, and what the sequence leaves: KV of its tail, and where its tokens looked."""
-        result = sequence.done.result(10)
+        result = sequence.done.result(60)
         run, slot, n = self.scheduler.run, sequence.slot, len(result.computed_ids)
         assert run(self.runner.tail_length, slot) == n
         looks = run(self.runner.tail_looks, slot, self.document, [1] * len(result.sampled_ids))
@@ -148,12 +149,15 @@ def test_an_answer_fills_its_tail_to_the_last_row(bench):
 
 
 def test_a_prompt_of_another_is_fed_without_drafts_and_drafts_go_on_behind_it(bench):
-    b = bench(script=TOKENS[10:90], step_delay_s=0.002)
-    long = b.ask(max_new=60)
-    while len(long.sampled) < 8:
-        pass
-    short = b.ask(list(range(30, 50)), max_new=4)
-    (one, *_), (other, *_) = b.left(long), b.left(short)
+    b, others = bench(script=TOKENS[10:90]), []
+
+    def emit(text):  # on the engine's thread: the other comes when this one is under way, however slow the machine is
+        b.shown.append(text)
+        if len(b.shown) == 8:
+            others.append(b.ask(list(range(30, 50)), max_new=4))
+
+    one, *_ = b.left(b.ask(max_new=60, emit=emit))
+    other, *_ = b.left(others[0])
     assert one.sampled_ids == TOKENS[10:70]
     assert other.sampled_ids == TOKENS[10:14]
     assert one.n_accepted > 20
@@ -170,16 +174,20 @@ def test_batches_give_what_each_gives_alone(bench):
         same(with_drafts.left(sequence), without.left(without.ask(prompt, 20)))
 
 
-def test_cancelling_keeps_what_was_sampled_and_no_row_more(bench):
-    b = bench(script=TOKENS[10:], step_delay_s=0.005)
-    sequence = b.ask(max_new=80)
-    while len(sequence.sampled) < 12:
-        pass
-    b.scheduler.cancel(sequence)
-    result, *_ = b.left(sequence)  # as long as its tokens say
-    assert result.finish_reason == "cancelled"
-    assert result.sampled_ids == TOKENS[10 : 10 + len(result.sampled_ids)]
+@pytest.mark.parametrize("at", range(8, 17))
+def test_cancelling_ends_it_there_also_in_the_middle_of_right_drafts(bench, at):
+    b, asked = bench(script=TOKENS[10:]), Future()
+
+    def emit(text):
+        b.shown.append(text)
+        if len(b.shown) == at:
+            b.scheduler.cancel(asked.result(60))
+
+    asked.set_result(b.ask(max_new=80, emit=emit))
+    result, *_ = b.left(asked.result())  # its tail is as long as its tokens say
+    assert (result.finish_reason, result.sampled_ids) == ("cancelled", TOKENS[10 : 10 + at])
     assert result.n_accepted > 0
+    assert b.shown == [f"<{token}>" for token in result.sampled_ids]
 
 
 def test_broken_logits_behind_a_draft_that_is_wrong_are_nobodys(bench):
@@ -191,7 +199,7 @@ def test_broken_logits_behind_a_draft_that_is_wrong_are_nobodys(bench):
     b.runner.poisoned = {TOKENS[12]}
     sequence = b.ask(max_new=6)
     with pytest.raises(NotFinite):
-        sequence.done.result(10)
+        sequence.done.result(60)
 
 
 def test_counters_and_results_count_alike(bench):
@@ -228,7 +236,7 @@ def chain_answers(draft_tokens, seeds, n_tokens):
         sampler = Sampler(Sampling(temperature=1.0, top_p=0.95, seed=seed))
         sequence = Sequence(slot, None, [1, 2], False, n_tokens, sampler, drafter=drafter)
         scheduler.submit(sequence)
-        result = sequence.done.result(30)
+        result = sequence.done.result(60)
         answers.append(result.sampled_ids)
         n_drafted, n_accepted = n_drafted + result.n_drafted, n_accepted + result.n_accepted
         scheduler.run(runner.free_tail, slot)
