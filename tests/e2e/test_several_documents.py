@@ -50,7 +50,9 @@ def ask(server: Server, session_id: str, ids: list[str], question: tuple[str, in
 
 
 def test_three_documents_in_one_session_and_damaged_ones(serve, demo_model: Path):
-    server: Server = serve(model=demo_model)
+    # In BF16 rows of several guesses and single ones may round to another word, and how many guesses a step has follows
+    # from what was answered before: less after the restart.
+    server: Server = serve(model=demo_model, compute_dtype="float32")
     read = [server.ready(text, f"{title}.md") for title, text in zip(TITLES, texts(), strict=True)]
     ids, n_tokens = [body["id"] for body in read], sum(body["token_count"] for body in read)
 
