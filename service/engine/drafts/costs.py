@@ -8,6 +8,8 @@ _PER_ROW = 0.05
 _BASES, _RATIOS = 9, 15
 _LEAST = 4
 """Measurements before they count: the first step of a number of rows also makes the memory for it, or was held up."""
+_BASE_STEPS = 100
+"""Steps with drafts after which one without is measured again: answers grow, and one alone may have been held up."""
 
 
 class StepCosts:
@@ -19,6 +21,12 @@ class StepCosts:
         self._known: dict[int, dict[int, float]] = {}
         self._members: tuple[int, ...] = ()
         self._bases: deque[float] = deque(maxlen=_BASES)
+        self._n_since = 0
+
+    def has_base(self, n_sequences: int) -> bool:
+        """Whether the last step was of so many sequences, and one of theirs without drafts was measured lately: else
+        what drafts cost is not found out, where some sequence has drafts at every step."""
+        return len(self._members) == n_sequences and bool(self._bases) and self._n_since < _BASE_STEPS
 
     def record(self, members: tuple[int, ...], n_rows: int, seconds: float) -> None:
         """A step took `seconds` for `n_rows` rows, a row of each sequence and drafts. `members` name the sequences'
@@ -26,6 +34,7 @@ class StepCosts:
         if members != self._members:
             self._members = members
             self._bases.clear()
+        self._n_since = 0 if n_rows == len(members) else self._n_since + 1
         if n_rows == len(members):
             self._bases.append(seconds)
         elif self._bases:

@@ -50,8 +50,9 @@ class DraftPlanner:
         return counts
 
     def _n_best(self, n: int, chances: Sequence[float]) -> int:
-        """Of how many of these drafts a step of `n` sequences gives most tokens a second."""
-        if not chances:
+        """Of how many of these drafts a step of `n` sequences gives most tokens a second. Where others wait for drafts
+        it is measured first what a step takes without."""
+        if not chances or (n > 1 and not self.costs.has_base(n)):
             return 0
         tokens = [n + more for more in accumulate(chances)]
         costs = [self.costs.ratio(n, n + i) for i in range(1, len(chances) + 1)]

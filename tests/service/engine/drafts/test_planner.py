@@ -115,6 +115,33 @@ def test_who_has_no_drafts_does_not_wait_long_for_those_of_others():
     assert planner.costs.ratio(2, 4) <= MOST_SLOWER < planner.costs.ratio(2, 5)
 
 
+def test_costs_are_found_out_though_somebody_has_drafts_at_every_step():
+    planner = DraftPlanner(7)
+    learned(planner.rates, True)
+    quoting, taken = [drafter(planner.rates), drafter(planner.rates)], []
+    for _ in range(20):
+        n_drafts = sum(map(len, planner.plan(quoting, [20, 20])))
+        planner.costs.record((1, 1), 2 + n_drafts, 0.01 * (1 + 0.5 * n_drafts))
+        taken.append(n_drafts)
+    assert taken[0] == 0 < taken[1]  # a step without first
+    assert taken[-10:] == [0] * 10
+    assert sum(map(len, planner.plan([*quoting, None], [20] * 3))) == 0  # others in the step: once more
+    planner.costs.record((1, 1, 2), 3, 0.01)
+    assert sum(map(len, planner.plan([*quoting, None], [20] * 3))) > 0
+
+
+def test_what_a_step_takes_without_drafts_is_measured_again_after_many_with():
+    planner = DraftPlanner(3)
+    learned(planner.rates, True)
+    quoting, taken = [drafter(planner.rates), None], []
+    for _ in range(250):
+        n_drafts = sum(map(len, planner.plan(quoting, [20, 20])))
+        planner.costs.record((1, 1), 2 + n_drafts, 0.01)
+        taken.append(n_drafts)
+    assert (taken.count(0), taken.count(3)) == (3, 247)
+    assert taken[0] == taken[101] == taken[202] == 0
+
+
 def test_all_drafts_of_a_step_are_bounded_and_the_likeliest_are_taken():
     planner = DraftPlanner(7, most_rows=10)
     learned(planner.rates, True)
@@ -123,6 +150,7 @@ def test_all_drafts_of_a_step_are_bounded_and_the_likeliest_are_taken():
         for token in (150, 151, 152, 1000 + i):
             unsure.push(token)
     unsure.push(150), unsure.push(151)
+    planner.costs.record((1, 1), 2, 0.01)
     assert list(map(len, planner.plan([unsure, sure], [20, 20]))) == [1, 7]
 
 

@@ -18,6 +18,9 @@ class Free:
     def record(self, *_):
         pass
 
+    def has_base(self, _):
+        return True
+
     def ratio(self, *_):
         return 1.0
 

@@ -121,7 +121,6 @@ def test_speculation_is_on_unless_it_is_off(start, speculation):
     host = start("fp16", "float32", speculation=speculation)
     build(host)
     _, done = ask(host, TOKENS[:40])
-    assert done.completion_tokens == 6
     assert (host.stats().lookup_nbytes > 0) == (speculation != "off")
     assert done.drafted_tokens == 0 or speculation != "off"
     assert (host._context.scheduler.planner is None) == (speculation == "off")

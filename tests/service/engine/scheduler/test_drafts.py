@@ -30,6 +30,9 @@ class Free:
     def record(self, *_):
         pass
 
+    def has_base(self, _):
+        return True
+
     def ratio(self, *_):
         return 1.0
 
