@@ -9,10 +9,13 @@ from litestar.datastructures import MutableScopeHeaders
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.metrics import Metrics
+from service.api.problems import refuse
 from service.core.ids import new_id
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _QUIET = frozenset({"/health/live", "/health/ready", "/metrics"})
+_NONE_YET = 499
+"""The status of a request whose client left before there was a response."""
 _log = structlog.get_logger("preread.http")
 
 
@@ -30,7 +33,7 @@ class Observed:
         started = time.perf_counter()
         request_id = _request_id(scope)
         scope["state"]["request_id"] = request_id
-        status = 499  # the client left before there was a response
+        status = _NONE_YET
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -42,6 +45,11 @@ class Observed:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self._app(scope, receive, answer)
+            except Exception as error:
+                if status != _NONE_YET:
+                    raise
+                # Litestar's handler of errors stands behind the router, and what looks at a key before it.
+                await refuse(error, scope, answer)
             finally:
                 self._record(scope, status, time.perf_counter() - started)
 

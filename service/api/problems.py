@@ -110,15 +110,19 @@ def headers_of(error: Exception) -> dict[str, str]:
 
 def on_error(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
     """Litestar's exception handler for everything."""
-    problem = problem_of(error, request_id_of(request))
-    if problem.status >= 500 and not isinstance(error, ServiceError):
-        _log.error("request failed", error=type(error).__name__, exc_info=error)
+    problem = _noted(problem_of(error, request_id_of(request)), error)
     return Response(problem, status_code=problem.status, media_type=PROBLEM_JSON, headers=headers_of(error))
 
 
-async def refuse(error: ServiceError, scope: Scope, send: Send) -> None:
+def _noted(problem: Problem, error: Exception) -> Problem:
+    if problem.status >= 500 and not isinstance(error, ServiceError):
+        _log.error("request failed", error=type(error).__name__, exc_info=error)
+    return problem
+
+
+async def refuse(error: Exception, scope: Scope, send: Send) -> None:
     """Answer a request that does not come to the router."""
-    problem = problem_of(error, scope.get("state", {}).get("request_id", ""))
+    problem = _noted(problem_of(error, scope.get("state", {}).get("request_id", "")), error)
     body = msgspec.json.encode(problem)
     headers = {"content-type": PROBLEM_JSON, "content-length": str(len(body)), **headers_of(error)}
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]

@@ -119,3 +119,16 @@ async def test_the_first_key_comes_with_the_settings(open_client, monkeypatch, t
         async with open_client() as client:
             assert await statuses(client) == [401, 401], "what was revoked stays so"
     assert any("was revoked" in line["event"] and line["key_id"] == "key_aaaaaaaaaa" for line in logs)
+
+
+@pytest.mark.anyio
+async def test_a_fault_while_a_key_is_looked_at_is_a_problem_too(client, monkeypatch):
+    async def broken(token):
+        raise RuntimeError("something inside")
+
+    monkeypatch.setattr(client.services.keys, "principal", broken)
+    response = await client.get("/v1/documents")
+    problem = response.json()
+    assert (response.status_code, problem["type"]) == (500, "urn:preread:problem:internal_error")
+    assert problem["instance"].endswith(response.headers["X-Request-ID"])
+    assert "inside" not in response.text
