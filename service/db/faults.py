@@ -1,10 +1,11 @@
 """What goes wrong in a database, as the use cases are told: it is full, or it does not answer now."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from alembic.util import CommandError
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
 from service.errors import CommitUnknown, DatabaseUnavailable, ServiceError, StorageFull
@@ -14,9 +15,9 @@ _DETAIL = "The database does not answer: try again."
 _FULL = ("database or disk is full", "disk i/o error")
 _FULL_STATE = "53100"
 _LOCKED = "database is locked"
-# Connection lost or refused, server stopping or starting, too many connections; a deadlock, a lock or a statement that
-# took too long, a transaction that stood still; a server that became a standby.
-_AWAY = ("08", "57P", "53300", "40001", "40P01", "55P03", "57014", "25P03", "25006")
+# Connection lost or refused, server stopping or starting, out of memory, connections or files; its system failed; a
+# deadlock, a lock or a statement that took too long, a transaction that stood still; a server that became a standby.
+_AWAY = ("08", "57P", "53", "58", "40001", "40P01", "55P03", "57014", "25P03", "25006")
 
 
 @contextmanager
@@ -73,7 +74,9 @@ def is_away(error: Exception) -> bool:
     if not isinstance(error, DBAPIError):
         return False
     locked = isinstance(error, OperationalError) and _LOCKED in str(error.orig)
-    return error.connection_invalidated or locked or _state_of(error).startswith(_AWAY)
+    # The driver's own: a connection that was cut in the middle of something; the next one is another.
+    cut = isinstance(error, InterfaceError) and not isinstance(error.orig, sqlite3.Error)
+    return error.connection_invalidated or locked or cut or _state_of(error).startswith(_AWAY)
 
 
 @contextmanager
