@@ -65,17 +65,6 @@ def read_bandwidth() -> float:
     return x.nbytes / min(timed(x.sum, repeats=5).samples)
 
 
-def drop_page_cache(files: Iterable[Path]) -> None:
-    """Ask the kernel to forget the files' pages; they must be on disk already."""
-    for path in files:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-
-
 def plain_read(files: Sequence[Path]) -> float:
     """Seconds to read the files one after the other, nothing else done with the bytes."""
     buffer = bytearray(8 << 20)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bench_report import drop_page_cache, plain_read
+from benchmarks.bench_report import plain_read
 from benchmarks.gpu_lib import DEVICE, ON_CARD, Result, Row, copy_ceiling, device_timed, parse, pinned_ceiling
+from service.bench.files import drop_page_cache
 
 
 def matmul_ceiling(n: int) -> float:

@@ -18,13 +18,14 @@ from typing import Any, cast
 
 import torch
 
-from benchmarks.bench_report import drop_page_cache, plain_read
+from benchmarks.bench_report import plain_read
 from benchmarks.gpu_decode import context_name
 from benchmarks.gpu_documents import plant_snapshot, random_records, snapshot_files
 from benchmarks.gpu_lib import DEVICE, ON_CARD, Result, Row, median, parse, pinned_ceiling, spread, sync
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
 from cache_store.store import SnapshotStore
+from service.bench.files import drop_page_cache
 from service.engine.digests import digest_of
 from service.engine.exl2_engine.copies import CopyStream
 from service.engine.exl2_engine.host_copies import BlockCopies

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.bench_report import drop_page_cache, plain_read
+from benchmarks.bench_report import plain_read
 from benchmarks.gpu_decode import context_name
 from benchmarks.gpu_documents import plant_snapshot, snapshot_files
 from benchmarks.gpu_engine import Engine, Request, Text, expect
 from benchmarks.gpu_lib import ON_CARD, Result, Row, median, parse, pinned_ceiling, spread
 from benchmarks.gpu_models import Want, model_dir, opened
 from cache_store.layout import KVType
+from service.bench.files import drop_page_cache
 from service.engine.messages import BuildDone, BuildProgress
 
 FIRST_TOKEN_LIMIT_S = 0.6

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from bench_report import drop_page_cache, plain_read
+from bench_report import plain_read
 
+from service.bench.files import drop_page_cache
 from service.core.prompts import load_prompts
 from service.engine.digests import digest_of
 from service.engine.factory import EngineConfig

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +23,19 @@ _READERS = 4
 """Of a plain read: one alone does not keep a fast disk busy."""
 
 
+def drop_page_cache(files: Iterable[Path]) -> None:
+    """Ask the system to forget the files' pages, where it takes such wishes."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    for path in files:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
 class SnapshotFiles:
     """The snapshots of `owner` below an engine's store, of one fingerprint. Blocking."""
 
@@ -39,16 +52,8 @@ class SnapshotFiles:
         self.area.discard(self.area.published(self.entry(name)))
 
     def forget_pages(self, name: str) -> None:
-        """Ask the system to forget a document's files: the next read comes from the disk."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        for path in self._paths(name):
-            fd = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
+        """A document's files: the next read comes from the disk."""
+        drop_page_cache(self._paths(name))
 
     def read_gbps(self, name: str) -> float:
         """GB/s of plainly reading a document's files from the disk, with nothing checked and nothing kept."""
