@@ -268,7 +268,11 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Counters and gauges of an engine process. `*_total` only grow during its life. `host_*`: documents that left the
     card, in host memory. `index_*`: indexes of windowed documents, apart from `resident_nbytes`. `documents`: those in
     memory, whole or in part. `drafted_tokens_total` were guessed and computed, `accepted_tokens_total` of these were
-    sampled; `lookup_nbytes`: host memory in which documents' tokens are found again for it."""
+    sampled; `lookup_nbytes`: host memory in which documents' tokens are found again for it.
+
+    `draft_*` are of the draft model, 0 without one, and in none of the others: documents in its memory, those that were
+    asked about without its snapshot (`misses`), tokens of documents that it prefilled and all that it prefilled, its
+    own steps. Of the guesses, `draft_guessed_tokens_total` were the draft model's, and not looked up."""
 
     prefilled_tokens_total: int
     decoded_tokens_total: int
@@ -289,6 +293,14 @@ class EngineStats(msgspec.Struct, frozen=True):
     drafted_tokens_total: int = 0
     accepted_tokens_total: int = 0
     lookup_nbytes: int = 0
+    draft_documents: int = 0
+    draft_nbytes: int = 0
+    draft_misses_total: int = 0
+    draft_document_prefill_tokens_total: int = 0
+    draft_prefilled_tokens_total: int = 0
+    draft_steps_total: int = 0
+    draft_guessed_tokens_total: int = 0
+    draft_accepted_tokens_total: int = 0
 
 
 class ReleaseDone(msgspec.Struct, frozen=True):

@@ -61,7 +61,8 @@ class EngineHost:
     at once, others wait in order. `end_ids` end an answer. `index_heads`: the model's, pairs of layer and KV head, by
     which cold tokens of windowed documents are found; their keys may take `index_budget_nbytes` of the memory where
     the runner computes. `replay_ids` ask the model to repeat what it sees. `fetch_rounds` 2 looks once more, for what
-    the best passage names.
+    the best passage names. `draft`: a smaller model with the same vocabulary, whose documents may take
+    `draft_budget_nbytes`, None for what as many tokens take of it as fit `resident_budget_nbytes` of the main one.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class EngineHost:
         index_budget_nbytes: int = INDEX_BUDGET_NBYTES,
         replay_ids: Sequence[int] = (),
         fetch_rounds: int = 1,
+        draft: Runner | None = None,
+        draft_budget_nbytes: int | None = None,
     ) -> None:
         scheduler = Scheduler(runner)
         tier = HostTier(scheduler, runner, runner.host_copies) if runner.host_copies is not None else None
