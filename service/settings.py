@@ -67,6 +67,11 @@ class Settings(BaseSettings):
         description="`on`: several tokens at once where an answer quotes the document; `off`: one a step. `auto` is "
         "`on` with the torch engine, and `off` with the exl2 engine, where it has not been measured yet.",
     )
+    draft_model: str = Field(
+        "",
+        description="Name of a small imported model with the same tokens, or its directory, that guesses how an answer "
+        "goes on; with the torch and the exl2 engine. Empty: none.",
+    )
     resident_bytes: int = Field(
         2 * GIB,
         ge=0,
@@ -216,8 +221,16 @@ class Settings(BaseSettings):
     @property
     def model_dir(self) -> Path:
         """The chosen model: a path when `model` looks like one, else its name below `models_dir`."""
-        path = Path(self.model).expanduser()
-        return path.absolute() if path.is_absolute() or "/" in self.model else self.models_dir / self.model
+        return self._model_dir(self.model)
+
+    @property
+    def draft_model_dir(self) -> Path | None:
+        """The model that guesses, found as `model_dir` is; None without one."""
+        return self._model_dir(self.draft_model) if self.draft_model else None
+
+    def _model_dir(self, model: str) -> Path:
+        path = Path(model).expanduser()
+        return path.absolute() if path.is_absolute() or "/" in model else self.models_dir / model
 
     @property
     def is_shared(self) -> bool:

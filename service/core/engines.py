@@ -34,6 +34,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         fetch_rounds=settings.fetch_rounds,
         watch_answers=settings.citation_attention,
         speculation=settings.speculation,
+        draft_model_dir=str(settings.draft_model_dir or ""),
         gpu_reserve_nbytes=settings.gpu_reserve_bytes,
         attention_backend=settings.attention_backend,
         product=settings.product,

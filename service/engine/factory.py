@@ -6,6 +6,7 @@ Importing this module is cheap; torch and the model are loaded by `open_host`.
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,9 +14,11 @@ import msgspec
 
 from cache_store.layout import KVType
 from cache_store.tiers.opening import TierConfig
+from service.engine.ledger import ALONE
 
 if TYPE_CHECKING:
     from cache_store.store import SnapshotStore
+    from service.engine.exl2_engine.loading import Options
     from service.engine.host.host import EngineHost
     from service.engine.models.card import ModelCard
     from service.engine.protocol import Runner
@@ -37,8 +40,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_batch` answers run at once; `idle_tails` more sessions keep their turns in memory. `index_budget_nbytes`, of
     the memory where the model computes, hold the indexes of windowed documents, from which a question fetches in
     `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer where it looked, by the model's index heads.
-    `speculation` "off" guesses no tokens, "auto" does where that was measured: not on a card yet. `tiers`: where
-    snapshots are kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
+    `speculation` "off" guesses no tokens, "auto" does where that was measured: on a card only with a draft model.
+    `draft_model_dir`: a small model with the same tokens, that guesses too; "" for none. `tiers`: where snapshots are
+    kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
     `fake_from_kv` its answers follow from the bytes of the stored KV instead. Its pace: seconds of a step, of each of
     its rows, of a layer of a chunk that is read, of a block of a layer that is loaded.
 
@@ -63,6 +67,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fetch_rounds: int = 1
     watch_answers: bool = True
     speculation: Literal["auto", "on", "off"] = "auto"
+    draft_model_dir: str = ""
     max_context: int = 0
     max_batch: int = 4
     idle_tails: int = 4
@@ -99,6 +104,8 @@ def open_host(config: EngineConfig) -> "EngineHost":
     from service.engine.host.host import EngineHost
 
     allow_many_files()
+    if config.draft_model_dir:
+        config = _with_draft(config)
     parts = make(config)
     runner = parts.runner
     if config.max_context:
@@ -115,6 +122,9 @@ def open_host(config: EngineConfig) -> "EngineHost":
     )
     _put_in_order(store)
     store.serve(runner.fingerprint)
+    if parts.draft is not None:
+        store.serve(parts.draft.fingerprint)
+        _compare_contexts(runner, parts.draft)
     return EngineHost(
         runner,
         store,
@@ -127,7 +137,29 @@ def open_host(config: EngineConfig) -> "EngineHost":
         index_budget_nbytes=config.index_budget_nbytes,
         replay_ids=parts.replay_ids,
         fetch_rounds=config.fetch_rounds,
+        draft=parts.draft,
     )
+
+
+def _with_draft(config: EngineConfig) -> EngineConfig:
+    """The configuration, without its draft model where nothing is guessed. Raises ModelError for one that does not fit
+    the model."""
+    from service.engine.models.draft import check_draft
+
+    check_draft(Path(config.model_dir), Path(config.draft_model_dir), config.engine)
+    if config.speculation != "off":
+        return config
+    log.info("no tokens are guessed (PREREAD_SPECULATION=off): the draft model is not loaded")
+    return msgspec.structs.replace(config, draft_model_dir="")
+
+
+def _compare_contexts(runner: "Runner", draft: "Runner") -> None:
+    most, drafted = runner.limits.max_context, draft.limits.max_context
+    if drafted < most:
+        log.warning(
+            "the draft model's context is %d tokens, the model's %d: what is longer is answered without it",
+            drafted, most,
+        )  # fmt: skip
 
 
 def _put_in_order(store: "SnapshotStore") -> None:
@@ -146,13 +178,14 @@ def _put_in_order(store: "SnapshotStore") -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a kind of engine is made of, beside the store: see `EngineHost`."""
+    """What a kind of engine is made of, beside the store: see `EngineHost`. `draft`: the model that guesses."""
 
     runner: "Runner"
     decoder: "Decoder"
     end_ids: frozenset[int]
     index_heads: list[tuple[int, int]]
     replay_ids: list[int]
+    draft: "Runner | None" = None
 
 
 def _parts(runner: "Runner", model_dir: Path) -> _Parts:
@@ -189,6 +222,11 @@ def _n_slots(config: EngineConfig) -> int:
     return config.max_batch + config.idle_tails + 1
 
 
+def _draft_slots(config: EngineConfig) -> int:
+    """Turns are not kept for a draft model: as many tails as answers at once, and one for probes."""
+    return config.max_batch + 1
+
+
 OPENMP_SPIN = "10000"
 """GOMP_SPINCOUNT unless the environment says otherwise. Threads that wait for each other spin far longer by default:
 on a machine that also does other work, they spin while the one they wait for is kept off its core."""
@@ -202,6 +240,7 @@ def _torch_parts(config: EngineConfig) -> _Parts:
     os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPIN)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", ONEDNN_KEPT)
     from service.engine.models.card import check_engine, check_kv_type, load_card
+    from service.engine.models.draft import draft_kv_type
 
     model_dir, kv_type = Path(config.model_dir), KVType(config.kv_type)
     card, dtype = load_card(model_dir), resolve_dtype(config.compute_dtype)
@@ -210,32 +249,37 @@ def _torch_parts(config: EngineConfig) -> _Parts:
     _plan_memory(config, card, dtype)
     from service.engine.torch_engine.runner import TorchRunner  # what it takes is in the plan
 
-    runner = TorchRunner.load(
-        model_dir,
-        kv_type=kv_type,
-        compute_dtype=dtype,
-        n_slots=_n_slots(config),
-        tail_tokens=config.tail_tokens,
-        threads=config.threads or None,
+    load = partial(
+        TorchRunner.load, compute_dtype=dtype, tail_tokens=config.tail_tokens, threads=config.threads or None
     )
+    draft = None
+    if config.draft_model_dir:
+        draft_dir = Path(config.draft_model_dir)
+        draft = load(draft_dir, kv_type=draft_kv_type(load_card(draft_dir), kv_type), n_slots=_draft_slots(config))
+    runner = load(model_dir, kv_type=kv_type, n_slots=_n_slots(config))
     parts = _parts(runner, model_dir)
     if config.watch_answers:
         runner.watched_heads = parts.index_heads
-    return parts
+    return replace(parts, draft=draft)
 
 
 def _plan_memory(config: EngineConfig, card: "ModelCard", dtype: str) -> None:
     """Say what the torch engine will take before it takes it. Raises MemoryPlanRefused when that is not there."""
-    from service.engine.torch_engine.ledger import HostSizes, announce
+    from service.engine.torch_engine.ledger import HostSizes, announce, draft_beside
 
     sizes = HostSizes(_n_slots(config), config.tail_tokens, config.resident_budget_nbytes)
-    ledger = announce(Path(config.model_dir), card, dtype, config.kv_type, sizes)
+    beside = ALONE
+    if config.draft_model_dir:
+        draft_sizes = HostSizes(_draft_slots(config), config.tail_tokens, 0)
+        beside = draft_beside(Path(config.draft_model_dir), dtype, KVType(config.kv_type), draft_sizes)
+    ledger = announce(Path(config.model_dir), card, dtype, config.kv_type, sizes, beside)
     log.info("the machine's memory:\n%s", ledger.table())
 
 
 def _exl2_parts(config: EngineConfig) -> _Parts:
     from service.engine.exl2_engine.graph_sizes import DRAFT_TOKENS
     from service.engine.exl2_engine.loading import Options, load_runner
+    from service.engine.exl2_engine.loading_pair import load_pair
     from service.engine.index_heads import load_index_heads
 
     model_dir = Path(config.model_dir)
@@ -247,7 +291,7 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         tail_tokens=config.tail_tokens,
         max_context=config.max_context,
         max_rows=config.max_batch,
-        draft_tokens=DRAFT_TOKENS if config.speculation == "on" else 0,
+        draft_tokens=DRAFT_TOKENS if config.speculation == "on" or config.draft_model_dir else 0,
         backend=config.attention_backend,
         product=config.product,
         index_nbytes=config.index_budget_nbytes if index_heads else 0,
@@ -256,11 +300,27 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         pool_nbytes=config.resident_budget_nbytes if on_cpu else config.gpu_pool_nbytes or None,
         graphs=config.cuda_graphs,
     )
-    runner = load_runner(model_dir, options, config.device)
+    if config.draft_model_dir:
+        runner, draft = load_pair(
+            model_dir, options, Path(config.draft_model_dir), _draft_options(config, options), config.device
+        )
+    else:
+        runner, draft = load_runner(model_dir, options, config.device), None
     if config.host_budget_nbytes:
         # Not before: memory that is pinned in another thread would end the capture of a decode step.
         runner.keep_in_host_memory(config.host_budget_nbytes)
-    return _parts(runner, model_dir)
+    return replace(_parts(runner, model_dir), draft=draft)
+
+
+def _draft_options(config: EngineConfig, options: "Options") -> "Options":
+    """Of the model that guesses: its steps of several rows catch up with what was sampled."""
+    from service.engine.models.card import load_card
+    from service.engine.models.draft import draft_kv_type
+
+    kv_type = draft_kv_type(load_card(Path(config.draft_model_dir)), options.kv_type)
+    return replace(
+        options, kv_type=kv_type, n_slots=_draft_slots(config), max_context=0, index_nbytes=0, watched_heads=()
+    )
 
 
 def _llama_parts(config: EngineConfig) -> _Parts:

@@ -3,11 +3,15 @@
 Nothing here imports torch, so that a plan can be made where no model is loaded.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from service.engine.models.errors import ModelError
 
 GIB = 1 << 30
+_DRAFT = "draft model: "
+_PARTS = {"load": "weights", "file": "copies of weights", "tails": "tails", "work": "its steps"}
+"""Phases of a second model's lines, and what they are called beside the first one's."""
 
 
 class MemoryPlanRefused(ModelError):
@@ -31,6 +35,17 @@ class Line:
     name: str
     nbytes: int
     phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A second model in the same memory: its lines without documents, and bytes of a block of its documents."""
+
+    lines: tuple[Line, ...] = ()
+    block_nbytes: int = 0
+
+
+ALONE = Beside()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +77,19 @@ class Ledger:
     @property
     def pool_tokens(self) -> int:
         return self.pool_blocks * self.block_tokens
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether a draft model is in it."""
+        return any(line.name.startswith(_DRAFT) for line in self.lines)
+
+    def beside(self, shared: Collection[str], more_block_nbytes: int = 0) -> Beside:
+        """This plan as that of a draft model beside another: its lines summed up by phase. Those named in `shared` are
+        there once for both. `more_block_nbytes`: what a block takes beside its KV."""
+        own = [line for line in self.lines if line.name not in shared]
+        sums = {phase: sum(line.nbytes for line in own if line.phase == phase) for phase in _PARTS}
+        lines = tuple(Line(_DRAFT + _PARTS[phase], nbytes, phase) for phase, nbytes in sums.items() if nbytes)
+        return Beside(lines, self.block_nbytes + more_block_nbytes)
 
     def table(self) -> str:
         """The lines as text, in GiB."""

@@ -20,7 +20,7 @@ from service.engine.exl2_engine.scratch import (
     step_work,
 )
 from service.engine.fetch.sizes import SCORING_NBYTES
-from service.engine.ledger import GIB, CardMemory, Ledger, Line, MemoryPlanRefused
+from service.engine.ledger import ALONE, GIB, Beside, CardMemory, Ledger, Line, MemoryPlanRefused
 from service.engine.models.weights import TensorSpan
 
 LIBRARIES_NBYTES = 512 * MIB
@@ -37,6 +37,7 @@ DOCUMENT_PARTS = 128
 PORTABLE_NBYTES = 256 * MIB
 """Scratch of attention without Triton, where steps are not captured: keys, values and scores in FP32, as
 `portable_attend` bounds them, and what they are decoded through. Counted, not measured on a card."""
+LIBRARIES = "code and libraries"
 RESERVE_NBYTES = GIB
 """Left free: rounding of the allocator, and other users of the card."""
 
@@ -82,24 +83,34 @@ def plan_memory(
     memory: CardMemory,
     *,
     require_context: bool = True,
+    beside: Beside = ALONE,
 ) -> Ledger:
-    """The plan for a model directory's tensors (`tensor_spans`) and `config.json`.
+    """The plan for a model directory's tensors (`tensor_spans`) and `config.json`, with a draft model `beside` it.
 
     Raises MemoryPlanRefused when a document of `sizes.max_context` tokens does not fit what is left; with
     `require_context` false only when not even one chunk does.
     """
     footprint = weights_footprint(spans, share_head=sizes.share_head)
-    ledger = ledger_of(Shape.of(config), footprint, layout, sizes, memory)
+    ledger = ledger_of(Shape.of(config), footprint, layout, sizes, memory, beside)
     wanted = sizes.max_context if require_context else min(sizes.chunk_tokens, sizes.max_context)
     if problem := shortage(ledger, layout, wanted):
         raise MemoryPlanRefused(problem)
     return ledger
 
 
-def ledger_of(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Sizes, memory: CardMemory) -> Ledger:
-    """The plan, whether or not anything is left for documents (`shortage` says)."""
+def ledger_of(
+    shape: Shape,
+    footprint: Footprint,
+    layout: KVLayout,
+    sizes: Sizes,
+    memory: CardMemory,
+    beside: Beside = ALONE,
+) -> Ledger:
+    """The plan, whether or not anything is left for documents (`shortage` says). `beside`: a draft model, whose
+    documents get as many blocks."""
     lines = [
         Line("in use already (context, others)", memory.total - memory.free, "before"),
+        *beside.lines,
         *_load_lines(shape, footprint, sizes),
         Line("tails", _tails_nbytes(layout, sizes), "tails"),
         *_work_lines(shape, footprint, layout, sizes),
@@ -107,12 +118,19 @@ def ledger_of(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Sizes
     ]
     left = memory.total - sum(line.nbytes for line in lines)
     block_nbytes = layout.record_nbytes(layout.block_tokens) * layout.n_layers
-    table_nbytes = layout.n_layers * layout.n_kv_heads * 2 * 4
-    room = (left - 24 * MIB) // (block_nbytes + table_nbytes) * block_nbytes
+    table_nbytes = block_table_nbytes(layout)
+    room = (left - 24 * MIB) // (block_nbytes + table_nbytes + beside.block_nbytes) * block_nbytes
     blocks = max(0, room if sizes.pool_nbytes is None else min(room, sizes.pool_nbytes)) // block_nbytes
     pool = reserved_nbytes([blocks * block_nbytes, blocks * table_nbytes])
     lines.insert(-1, Line("documents (block pool)", pool, "pool"))
+    if beside.block_nbytes:
+        lines.insert(-1, Line("draft model: documents", reserved_nbytes([blocks * beside.block_nbytes]), "pool"))
     return Ledger(tuple(lines), memory, blocks, block_nbytes, layout.block_tokens)
+
+
+def block_table_nbytes(layout: KVLayout) -> int:
+    """Of a block's entries in the table of slots."""
+    return layout.n_layers * layout.n_kv_heads * 2 * 4
 
 
 def _load_lines(shape: Shape, footprint: Footprint, sizes: Sizes) -> list[Line]:
@@ -145,7 +163,7 @@ def _work_lines(shape: Shape, footprint: Footprint, layout: KVLayout, sizes: Siz
         Line("captured decode steps", captured + outputs + n_graphs * GRAPH_NBYTES, "work"),
         Line("attention in plain torch", sizes.portable_nbytes, "work"),
         Line("workspaces of cuBLAS", WORKSPACES_NBYTES, "work"),
-        Line("code and libraries", LIBRARIES_NBYTES, "work"),
+        Line(LIBRARIES, LIBRARIES_NBYTES, "work"),
     ]
 
 
@@ -162,7 +180,8 @@ def shortage(ledger: Ledger, layout: KVLayout, wanted: int) -> str:
         what = f"the model does not fit the card: {missing / GIB:.2f} GiB are missing before any document"
     else:
         what = f"a context of {wanted:,} tokens does not fit the card, only one of {ledger.pool_tokens:,}"
+    without = "leave out the draft model (PREREAD_DRAFT_MODEL), " if ledger.has_draft else ""
     return (
-        f"{what}. Lower the context (PREREAD_MAX_CONTEXT), the answers at once (PREREAD_MAX_BATCH), or choose a "
-        f"smaller KV type than {layout.kv_type} (PREREAD_KV_TYPE) or model. The plan:\n{ledger.table()}"
+        f"{what}. Lower the context (PREREAD_MAX_CONTEXT), the answers at once (PREREAD_MAX_BATCH), {without}or choose "
+        f"a smaller KV type than {layout.kv_type} (PREREAD_KV_TYPE) or model. The plan:\n{ledger.table()}"
     )

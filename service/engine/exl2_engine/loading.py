@@ -25,7 +25,7 @@ from service.engine.exl2_engine.runner import CHUNK_TOKENS, HEAD_ROWS, Exl2Runne
 from service.engine.exl2_engine.tail_records import IMPORT_NBYTES
 from service.engine.exl2_engine.tails import Tails
 from service.engine.exl2_engine.warming import warm_up
-from service.engine.ledger import CardMemory, Ledger
+from service.engine.ledger import ALONE, Beside, CardMemory, Ledger
 from service.engine.models.card import ModelCard, check_engine, check_kv_type, load_card
 from service.engine.models.errors import EngineRefused
 from service.engine.models.weights import tensor_spans
@@ -60,9 +60,14 @@ class Options:
 
 
 def load_runner(
-    model_dir: Path, options: Options, device: str = "cuda:0", phase_over: Callable[[str], None] = lambda name: None
+    model_dir: Path,
+    options: Options,
+    device: str = "cuda:0",
+    phase_over: Callable[[str], None] = lambda name: None,
+    ledger: Ledger | None = None,
 ) -> Exl2Runner:
     """A runner on a card, or on "cpu" in FP32. `phase_over` is told `load`, `tails` and `pool` as each is done.
+    `ledger`: the card's plan, where it was made for more than this model.
 
     Raises ModelError and its kinds (EngineRefused, MemoryPlanRefused, UnsupportedModel), ValueError for a backend that
     does not run here.
@@ -74,10 +79,10 @@ def load_runner(
     layout, place = card.layout(options.kv_type), torch.device(device)
     backend = select_backend(layout, place, options.backend)  # refuses what does not run before minutes of loading
     options = replace(options, graphs=options.graphs and backend.can_be_captured)
-    ledger: Ledger | None = None
     if place.type == "cuda":
-        ledger = plan(model_dir, card, layout, options)
-        log.info("the card's memory:\n%s", ledger.table())
+        if ledger is None:
+            ledger = plan(model_dir, card, layout, options)
+            log.info("the card's memory:\n%s", ledger.table())
         model, n_blocks = _on_card(model_dir, card, options), ledger.pool_blocks
     else:
         model, n_blocks = _on_cpu(model_dir, card, layout, options)
@@ -168,10 +173,22 @@ def _on_cpu(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options
     return PlainModel.load(model_dir, torch.float32), options.pool_nbytes // block_nbytes(layout)
 
 
-def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -> Ledger:
-    """The memory plan of a model on the first card as it is now. Raises MemoryPlanRefused."""
+def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options, beside: Beside = ALONE) -> Ledger:
+    """The memory plan of a model on the first card as it is now, with a draft model `beside` it. Raises
+    MemoryPlanRefused."""
+    sizes = sizes_of(model_dir, card, layout, options)
+    config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    torch.cuda.init()
+    memory = CardMemory(*torch.cuda.mem_get_info(0))
+    required = bool(options.max_context)
+    spans = tensor_spans(model_dir)
+    return plan_memory(spans, config, layout, sizes, memory, require_context=required, beside=beside)
+
+
+def sizes_of(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -> Sizes:
+    """What a plan needs to know of the options, and of the model beside its tensors."""
     rows = step_rows(options.max_rows, options.draft_tokens, card.n_heads // layout.n_kv_heads)
-    sizes = Sizes(
+    return Sizes(
         max_context=min(options.max_context or card.max_context, card.max_context),
         n_slots=options.n_slots,
         tail_tokens=options.tail_tokens,
@@ -189,11 +206,6 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options) -
         index_nbytes=options.index_nbytes,
         reserve_nbytes=options.reserve_nbytes,
     )
-    config = json.loads((model_dir / "config.json").read_text("utf-8"))
-    torch.cuda.init()
-    memory = CardMemory(*torch.cuda.mem_get_info(0))
-    required = bool(options.max_context)
-    return plan_memory(tensor_spans(model_dir), config, layout, sizes, memory, require_context=required)
 
 
 def dq_elements(model_dir: Path, card: ModelCard) -> int:

@@ -6,6 +6,7 @@ ModelError
 ├── CardVersionUnknown       written by a newer version of this program
 ├── KVTypeRefused            the KL gate failed for this KV type, or was never run
 ├── EngineRefused            this engine cannot serve the model, or not on this machine
+├── DraftRefused             a draft model has other tokens than the model
 └── ModelImportError         nothing was imported, nothing is left behind
     ├── SourceRefused        the source cannot be read as a model
     ├── ArchitectureRefused  the engine does not compute this architecture
@@ -37,6 +38,10 @@ class KVTypeRefused(ModelError):
 
 class EngineRefused(ModelError):
     """The model needs another engine, or a device that is not there."""
+
+
+class DraftRefused(ModelError):
+    """A token id of the draft model means another text than the model's; the message names the first."""
 
 
 class ModelImportError(ModelError):

@@ -14,8 +14,9 @@ import psutil
 
 from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine.scratch import Shape
-from service.engine.ledger import GIB, CardMemory, Ledger, Line, MemoryPlanRefused
-from service.engine.models.card import ModelCard
+from service.engine.ledger import ALONE, GIB, Beside, CardMemory, Ledger, Line, MemoryPlanRefused
+from service.engine.models.card import ModelCard, load_card
+from service.engine.models.draft import draft_kv_type
 from service.engine.models.weights import TensorSpan, tensor_spans
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ HEAP_NBYTES = 112 * MIB
 """What the allocators keep of memory that was used in between, packed copies of matrices in products, the tokenizer."""
 USED_ANEW = 2
 """Memory of a chunk is freed and taken in other sizes: so much more of it stays with the process."""
+LIBRARIES = "interpreter and libraries"
 CHUNK_TOKENS = 768
 FP32_NBYTES = 4
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -82,24 +84,37 @@ def document_layout_nbytes(layout: KVLayout, itemsize: int) -> int:
     return layout.n_layers * layout.n_kv_heads * layout.head_dim * (FP32_NBYTES + itemsize)
 
 
-def host_ledger(weights: HostWeights, shape: Shape, layout: KVLayout, sizes: HostSizes, memory: CardMemory) -> Ledger:
-    """The plan. `memory.free` is what the machine can still give."""
+def host_ledger(
+    weights: HostWeights,
+    shape: Shape,
+    layout: KVLayout,
+    sizes: HostSizes,
+    memory: CardMemory,
+    beside: Beside = ALONE,
+) -> Ledger:
+    """The plan. `memory.free` is what the machine can still give. `beside`: a draft model, whose documents get as many
+    blocks."""
     block = layout.block_tokens * document_layout_nbytes(layout, weights.itemsize)
     one_tail = sizes.tail_rows * document_layout_nbytes(layout, FP32_NBYTES)
     lines = [
         Line("in use already (others)", memory.total - memory.free, "before"),
-        Line("interpreter and libraries", LIBRARIES_NBYTES + HEAP_NBYTES, "load"),
+        Line(LIBRARIES, LIBRARIES_NBYTES + HEAP_NBYTES, "load"),
         *weights.lines,
+        *beside.lines,
         Line("tails of sequences", sizes.n_slots * one_tail, "tails"),
         Line("one chunk of prefill", _chunk_work(shape, sizes.chunk_tokens), "work"),
         Line("indexes of windowed documents", sizes.index_nbytes, "work"),
     ]
     left = memory.total - sum(line.nbytes for line in lines)
-    blocks = max(0, min(left, sizes.documents_nbytes)) // block
-    later = blocks * block + sum(line.nbytes for line in lines if line.phase in ("tails", "work"))
+    blocks = max(0, min(left // (block + beside.block_nbytes), sizes.documents_nbytes // block))
+    later = blocks * (block + beside.block_nbytes) + sum(
+        line.nbytes for line in lines if line.phase in ("tails", "work")
+    )
     passing = max(0, weights.passing_nbytes - later)
     lines.append(Line("weights as stored, while they are converted", passing, "file"))
     lines.append(Line("documents", blocks * block, "pool"))
+    if beside.block_nbytes:
+        lines.append(Line("draft model: documents", blocks * beside.block_nbytes, "pool"))
     return Ledger(tuple(lines), memory, blocks, block, layout.block_tokens, place="memory")
 
 
@@ -134,14 +149,30 @@ def free_swap() -> int:
         return 0
 
 
-def announce(model_dir: Path, card: ModelCard, dtype: str, kv_type: str, sizes: HostSizes) -> Ledger:
+def announce(
+    model_dir: Path, card: ModelCard, dtype: str, kv_type: str, sizes: HostSizes, beside: Beside = ALONE
+) -> Ledger:
     """The plan of an imported model on this machine as it is now. Raises MemoryPlanRefused, ModelError."""
+    ledger = imported_ledger(model_dir, card, dtype, kv_type, sizes, beside)
+    check_fits(ledger, free_swap())
+    return ledger
+
+
+def imported_ledger(
+    model_dir: Path, card: ModelCard, dtype: str, kv_type: str, sizes: HostSizes, beside: Beside = ALONE
+) -> Ledger:
+    """The same plan, whether or not it fits."""
     config = json.loads((model_dir / "config.json").read_text("utf-8"))
     spans = tensor_spans(model_dir)
     weights = HostWeights(card.n_parameters, joined_parameters(spans), ITEMSIZE.get(card.dtype, 2), ITEMSIZE[dtype])
-    ledger = host_ledger(weights, Shape.of(config), card.layout(KVType(kv_type)), sizes, machine_memory())
-    check_fits(ledger, free_swap())
-    return ledger
+    return host_ledger(weights, Shape.of(config), card.layout(KVType(kv_type)), sizes, machine_memory(), beside)
+
+
+def draft_beside(draft_dir: Path, dtype: str, kv_type: KVType, sizes: HostSizes) -> Beside:
+    """What a draft model takes beside the model's `kv_type`. Raises ModelError."""
+    card = load_card(draft_dir)
+    own = imported_ledger(draft_dir, card, dtype, draft_kv_type(card, kv_type), sizes)
+    return own.beside((LIBRARIES,))
 
 
 def check_fits(ledger: Ledger, swap_nbytes: int = 0) -> None:
@@ -156,6 +187,7 @@ def check_fits(ledger: Ledger, swap_nbytes: int = 0) -> None:
         return
     raise MemoryPlanRefused(
         f"the model does not fit this machine's memory: {missing / GIB:.2f} GiB are missing before any document. Use a "
-        "smaller one, fewer answers at once (PREREAD_MAX_BATCH), or leave more memory free. The plan:\n"
+        f"smaller one, {'no draft model, ' if ledger.has_draft else ''}fewer answers at once (PREREAD_MAX_BATCH), or "
+        "leave more memory free. The plan:\n"
         f"{ledger.table()}"
     )
