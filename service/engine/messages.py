@@ -19,6 +19,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     `resident_tokens`: the largest document that the device's budget holds; 0 is no bound. `sink_multiple`: sinks of a
     windowed document are a multiple of it. `n_index_heads`: 0 means that nothing can be fetched, so that a document
     must be kept whole. `has_slots`: whether summaries are kept; without, `summary_tokens` of a document count as 0.
+    `draft_model`: the name of the model that guesses, "" for none.
     """
 
     engine: str
@@ -37,6 +38,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     sink_multiple: int = 1
     n_index_heads: int = 0
     has_slots: bool = True
+    draft_model: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True):

@@ -123,6 +123,7 @@ class EngineHost:
             sink_multiple=runner.limits.sink_multiple,
             n_index_heads=len(index_heads),
             has_slots=runner.limits.ragged_slots,
+            draft_model=draft.name if draft is not None else "",
         )
 
     @property
