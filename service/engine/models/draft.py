@@ -1,6 +1,6 @@
 """Whether a model can guess for another one: a token id has to mean the same text in both.
 
-Nothing here imports torch or the tokenizers library: only files are compared, before anything is loaded.
+Only files are compared, before anything is loaded; nothing here imports torch.
 """
 
 import json
