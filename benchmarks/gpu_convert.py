@@ -104,7 +104,6 @@ def main() -> None:
     arguments = parse(__doc__, add_arguments)
     if not ON_CARD or arguments.dry:
         sys.exit("converting needs an NVIDIA card: nothing was run")
-    arguments.limit_s = min(arguments.limit_s, 290.0)
     result = Result("convert", "benchmarks/gpu_convert.py", arguments)
     data = Path(arguments.work) / "convert"
     shutil.rmtree(data, ignore_errors=True)

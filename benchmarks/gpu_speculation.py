@@ -30,7 +30,7 @@ from service.engine.drafts.lookup import DocumentLookup
 from service.engine.drafts.planner import DraftPlanner
 from service.engine.messages import Sampling
 from service.engine.models.gate import kl_stats
-from service.engine.protocol import Rows, Runner
+from service.engine.protocol import Best, Rows, Runner
 from service.engine.scheduler.loop import Scheduler
 from service.engine.scheduler.sampling import Sampler
 from service.engine.scheduler.sequence import Sequence as Answer
@@ -62,8 +62,9 @@ class Told:
     def __init__(self, script: Sequence[int]) -> None:
         self._greedy = Sampler(Sampling(len(script), temperature=0.0))
         self._script = iter(script)
+        self.only_best = True
 
-    def pick(self, logits: torch.Tensor) -> int:
+    def pick(self, logits: torch.Tensor | Best) -> int:
         self._greedy.pick(logits)
         return next(self._script)
 
@@ -153,7 +154,8 @@ class Speculation:
         samples, length = [], self.runner.tail_length(slot)
         for i in range(WARM_UP + STEPS):
             started = time.perf_counter()
-            self.runner.forward([Rows(slot, document, [5 + (i + k) % 97 for k in range(n_rows)])])
+            tokens = [5 + (i + k) % 97 for k in range(n_rows)]
+            self.runner.forward([Rows(slot, document, tokens, only_best=True)])
             samples.append(time.perf_counter() - started)
             self.runner.truncate_tail(slot, length)
         return samples[WARM_UP:]

@@ -75,7 +75,8 @@ class Rows:
     """The rows one sequence adds to a forward: `tokens` at consecutive positions after its cached ones.
 
     With `refeed` the first token is the document's last one: its query is computed for its logits, its KV is not
-    stored a second time. `logits_from`: index of the first row whose logits are wanted (often the last).
+    stored a second time. `logits_from`: index of the first row whose logits are wanted (often the last). `only_best`:
+    nobody asks for more than the best token of each of them.
     """
 
     slot: int
@@ -83,6 +84,16 @@ class Rows:
     tokens: Sequence[int]
     refeed: bool = False
     logits_from: int = 0
+    only_best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best token of a row, in place of its logits; the first of equally good ones. `is_finite`: whether all logits
+    were."""
+
+    token_id: int
+    is_finite: bool
 
 
 class Waitable(Protocol):
@@ -287,7 +298,8 @@ class Runner(Protocol):
 
     def forward(self, batch: Sequence[Rows]) -> list[Any]:
         """One step for several sequences. Gives per sequence a float32 CPU tensor
-        ``[len(tokens) - logits_from, vocab]``."""
+        ``[len(tokens) - logits_from, vocab]``; a runner may give a list of as many `Best` where all rows of the step
+        are `only_best`."""
         ...
 
 

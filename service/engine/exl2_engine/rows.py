@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from service.engine.exl2_engine.pool import Document
 from service.engine.exl2_engine.step import Step
 from service.engine.exl2_engine.tails import Tails
-from service.engine.protocol import Rows
+from service.engine.protocol import Best, Rows
 
 _ALIGN = 32
 """Sections begin at multiples of this many ints: kernels are compiled for a pointer's alignment."""
@@ -46,9 +47,10 @@ class RowPlan:
     def has_slots(self) -> bool:
         return any(d.slots is not None and d.slots.first for d in self.documents if d)
 
-    def by_sequence(self, logits: Tensor) -> list[Tensor]:
-        """Wanted rows' logits in the order of the batch."""
-        parts = logits.split(self.n_wanted)
+    def by_sequence(self, found: Tensor | list[Best]) -> list[Any]:
+        """What was found for the wanted rows, in the order of the batch."""
+        ends = list(accumulate(self.n_wanted))
+        parts = [found[end - n : end] for n, end in zip(self.n_wanted, ends, strict=True)]
         return [part for _, part in sorted(zip(self.order, parts, strict=True), key=lambda pair: pair[0])]
 
 

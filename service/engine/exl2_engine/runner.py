@@ -6,7 +6,7 @@ One thread calls it; see `service.engine.protocol` for the contract. Everything 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from cache_store.layout import KVType
 from cache_store.pieces import Buffers
 from service.engine.exl2_engine.backend import KVBackend
+from service.engine.exl2_engine.best import best_of
 from service.engine.exl2_engine.copies import CopyStream
 from service.engine.exl2_engine.export import Export, Pace
 from service.engine.exl2_engine.graph_sizes import ROWS as GRAPH_ROWS
@@ -305,7 +306,7 @@ class Exl2Runner:
         return looks_of(list(queries), keys, pieces)
 
     @torch.inference_mode()
-    def forward(self, batch: Sequence[Rows]) -> list[Tensor]:
+    def forward(self, batch: Sequence[Rows]) -> list[Any]:
         """Raises ValueError when a sequence has no room for its rows."""
         plan = plan_rows(batch, self._tails)
         slots = [batch[i].slot for i in plan.order]
@@ -316,10 +317,10 @@ class Exl2Runner:
             logits = self._eager(plan, queries)
         if watched and queries is not None:
             self._watched.keep(slots, queries, plan.n_wanted)
-        host = self._to_host(logits)
+        found = best_of(logits) if all(rows.only_best for rows in batch) else self._to_host(logits)
         for rows in batch:
             self._tails.extend(rows.slot, len(rows.tokens) - rows.refeed)
-        return plan.by_sequence(host)
+        return plan.by_sequence(found)
 
     def _eager(self, plan: RowPlan, queries: Tensor | None) -> Tensor:
         """Logits FP32 ``[wanted, vocab]`` on the device; on the host when they are many. `queries` gets the wanted

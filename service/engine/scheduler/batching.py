@@ -31,7 +31,7 @@ def compose(sequences: Seq[Sequence], budget: int, planner: DraftPlanner | None 
     parts = []
     for sequence in sequences:
         if sequence.n_left == 0:
-            parts.append(Part(sequence, Rows(sequence.slot, sequence.document, sequence.sampled[-1:]), False))
+            parts.append(Part(sequence, _decoding(sequence, sequence.sampled[-1:]), False))
         elif budget > 0:
             part = _prompt_part(sequence, budget)
             budget -= len(part.rows.tokens)
@@ -44,9 +44,13 @@ def _drafting(sequences: Seq[Sequence], planner: DraftPlanner) -> list[Part]:
     room = [sequence.max_new - len(sequence.sampled) - 1 for sequence in sequences]
     parts = []
     for sequence, drafts in zip(sequences, planner.plan([s.drafter for s in sequences], room), strict=True):
-        rows = Rows(sequence.slot, sequence.document, [sequence.sampled[-1], *drafts])
-        parts.append(Part(sequence, rows, False, drafts))
+        parts.append(Part(sequence, _decoding(sequence, [sequence.sampled[-1], *drafts]), False, drafts))
     return parts
+
+
+def _decoding(sequence: Sequence, tokens: Seq[int]) -> Rows:
+    sampler = sequence.sampler
+    return Rows(sequence.slot, sequence.document, tokens, only_best=sampler is not None and sampler.only_best)
 
 
 def _prompt_part(sequence: Sequence, budget: int) -> Part:

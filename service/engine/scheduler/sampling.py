@@ -5,6 +5,7 @@ import math
 import torch
 
 from service.engine.messages import Sampling
+from service.engine.protocol import Best
 
 _LEAST_TEMPERATURE = 1e-6
 """Logits divided by less could overflow; the likeliest token is all but certain long before."""
@@ -12,6 +13,9 @@ _LEAST_TEMPERATURE = 1e-6
 
 _HEAD = 1024
 """The nucleus is looked for among this many best tokens before all of a vocabulary is sorted."""
+
+
+_NOT_FINITE = "the logits are not finite"
 
 
 class NotFinite(Exception):
@@ -32,10 +36,18 @@ class Sampler:
         else:
             self._random.manual_seed(sampling.seed & (2**63 - 1))
 
-    def pick(self, logits: torch.Tensor) -> int:
-        """A token id from float32 logits ``[vocab]``. Raises NotFinite."""
+    @property
+    def only_best(self) -> bool:
+        """Whether it takes the best token always: it needs no logits then."""
+        return self._sampling.temperature <= 0
+
+    def pick(self, logits: torch.Tensor | Best) -> int:
+        """A token id from float32 logits ``[vocab]``, or where it is greedy from what was found on a device. Raises
+        NotFinite."""
+        if isinstance(logits, Best):
+            return _checked(logits)
         if not math.isfinite(float(logits.sum())):  # one NaN or infinity makes the sum one; far cheaper than isfinite
-            raise NotFinite("the logits are not finite")
+            raise NotFinite(_NOT_FINITE)
         if self._sampling.temperature <= 0:
             return int(logits.numpy().argmax())  # the first of the largest, as torch says, in a twentieth of its time
         probabilities, ids = self._candidates(logits)
@@ -55,6 +67,12 @@ class Sampler:
         if float(best.sum()) < sampling.top_p:
             best, ids = torch.sort(probabilities, descending=True, stable=True)
         return _nucleus(best, sampling.top_p), ids
+
+
+def _checked(best: Best) -> int:
+    if not best.is_finite:
+        raise NotFinite(_NOT_FINITE)
+    return best.token_id
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:

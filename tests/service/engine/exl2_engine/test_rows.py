@@ -5,7 +5,7 @@ from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine.pool import BlockPool
 from service.engine.exl2_engine.rows import StepShape, pack, plan_rows, unpack
 from service.engine.exl2_engine.tails import Tails
-from service.engine.protocol import Rows
+from service.engine.protocol import Best, Rows
 
 LAYOUT = KVLayout(1, 1, 32, KVType.K8V4)
 CPU = torch.device("cpu")
@@ -60,6 +60,8 @@ def test_rows_of_one_document_stand_side_by_side_and_come_back_in_order(tails, d
     assert {int(packed.ids[i]) for i in packed.wanted[: len(plan.wanted)]} == {5, 6, 7, 8, 11}
     logits = packed.ids[packed.wanted[: len(plan.wanted)].long()][:, None]
     assert [part[:, 0].tolist() for part in plan.by_sequence(logits)] == [[5, 6, 7], [8], [], [11]]
+    best = [Best(int(row), True) for row in logits]
+    assert [[row.token_id for row in part] for part in plan.by_sequence(best)] == [[5, 6, 7], [8], [], [11]]
 
 
 def test_positions_are_those_of_the_document_and_fetched_rows_take_none(tails, documents):

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from cache_store.layout import KVType
+from service.engine.exl2_engine.best import best_of
 from service.engine.exl2_engine.loading import Options, load_runner
 from service.engine.exl2_engine.pool import PoolExhausted
 from service.engine.exl2_engine.warming import warm_up
 from service.engine.models.errors import EngineRefused
-from service.engine.protocol import Rows
+from service.engine.protocol import Best, Rows
 from service.engine.torch_engine.runner import TorchRunner
 from tests.service.engine.runner_parts import ask, load_layerwise, log_probs
 
@@ -303,3 +304,34 @@ def test_the_context_is_no_longer_than_the_pool(make_runner):
 def test_only_the_first_card_is_used(tiny_dir):
     with pytest.raises(EngineRefused, match="CUDA_VISIBLE_DEVICES"):
         load_runner(tiny_dir, Options(KVType.FP16), "cuda:1")
+
+
+def test_the_best_tokens_come_without_logits_where_nobody_asks_for_more(make_runner, ids, read_document):
+    runner = make_runner(KVType.K8V4)
+    document, _ = read_document(runner, ids(300))
+    slots, rows = [runner.new_tail() for _ in range(2)], [ids(3, seed=3), ids(1, seed=4)]
+
+    def step(*only_best):
+        batch = [Rows(s, document, t, only_best=b) for s, t, b in zip(slots, rows, only_best, strict=True)]
+        found = runner.forward(batch)
+        for slot in slots:
+            runner.truncate_tail(slot, 0)
+        return found
+
+    logits = step(False, False)
+    assert all(torch.equal(a, b) for a, b in zip(step(True, False), logits, strict=True))
+    best = step(True, True)
+    assert [[(b.token_id, b.is_finite) for b in part] for part in best] == [
+        [(int(row.argmax()), True) for row in part] for part in logits
+    ]
+    for slot in slots:
+        runner.free_tail(slot)
+
+
+def test_of_equally_good_tokens_the_first_is_best_and_one_that_is_no_number_is_told():
+    logits = torch.zeros(3, 500)
+    logits[0, [40, 77, 400]] = 2.0
+    logits[1, 5], logits[2, 9] = torch.nan, torch.inf
+    best = best_of(logits)
+    assert best[0] == Best(40, True)
+    assert [row.is_finite for row in best] == [True, False, False]

@@ -292,3 +292,20 @@ def nucleus(logits, top_p):
     kept = np.cumsum(p[order]) - p[order] < top_p
     p[order[~kept]] = 0
     return p / p.sum()
+
+
+@pytest.mark.parametrize(("temperature", "expected"), [(0.0, True), (0.7, False)])
+@pytest.mark.parametrize("draft_tokens", [0, 6])
+def test_only_a_greedy_answer_asks_for_no_more_than_the_best_tokens(bench, temperature, expected, draft_tokens):
+    one, asked = bench(draft_tokens, script=QUOTES), []
+    forward = one.runner.forward
+
+    def spied(batch):
+        asked.extend((len(rows.tokens), rows.only_best) for rows in batch)
+        return forward(batch)
+
+    one.runner.forward = spied
+    one.left(one.ask(max_new=20, sampling=Sampling(temperature=temperature, seed=3)))
+    prompt, *decoding = asked
+    assert prompt[1] is False
+    assert {only_best for _, only_best in decoding} == {expected}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from service.engine.messages import Sampling
+from service.engine.protocol import Best
 from service.engine.scheduler.sampling import NotFinite, Sampler
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 0.0])
@@ -65,6 +66,12 @@ def test_broken_logits_never_give_a_token(bad, temperature):
     logits[4] = bad
     with pytest.raises(NotFinite):
         Sampler(Sampling(temperature=temperature)).pick(logits)
+
+
+def test_what_a_device_found_best_is_taken_unless_its_logits_were_broken():
+    assert Sampler(Sampling()).pick(Best(7, True)) == 7
+    with pytest.raises(NotFinite):
+        Sampler(Sampling()).pick(Best(7, False))
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-320, 1e-30, 1e-9])
