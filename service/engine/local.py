@@ -1,11 +1,12 @@
 """An engine in this process: for `preread ask`, for tests, and wherever a child process is too much."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from service.engine.factory import EngineConfig, open_host
 from service.engine.host.host import EngineHost
+from service.engine.mailbox import Mailbox
 from service.engine.messages import (
     AnswerEvent,
     AnswerRequest,
@@ -27,6 +28,7 @@ class LocalEngine:
 
     def __init__(self, host: EngineHost) -> None:
         self._host = host
+        self._mailbox: Mailbox[tuple[asyncio.Queue[Any], Any]] | None = None
 
     @classmethod
     async def open(cls, config: EngineConfig) -> "LocalEngine":
@@ -79,8 +81,9 @@ class LocalEngine:
         await asyncio.to_thread(self._host.close)
 
     async def _stream(self, request: Any, start: Callable[[Any, Callable[[Any], object]], Any]):
-        loop, events = asyncio.get_running_loop(), asyncio.Queue()
-        start(request, lambda event: loop.call_soon_threadsafe(events.put_nowait, event))
+        events: asyncio.Queue[Any] = asyncio.Queue()
+        mailbox = self._mailbox_here()
+        start(request, lambda event: mailbox.post((events, event)))
         ended = False
         try:
             while not ended:
@@ -91,8 +94,19 @@ class LocalEngine:
             if not ended:
                 self._host.cancel(request.request_id, Reason.CLOSED)
 
+    def _mailbox_here(self) -> Mailbox[tuple[asyncio.Queue[Any], Any]]:
+        """That of the running loop, for the events of all requests."""
+        if self._mailbox is None:
+            self._mailbox = Mailbox(asyncio.get_running_loop(), _deliver)
+        return self._mailbox
+
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return await asyncio.to_thread(function, *arguments)
         except SchedulerClosed as error:
             raise EngineLost(str(error)) from None
+
+
+def _deliver(events: Sequence[tuple[asyncio.Queue[Any], Any]]) -> None:
+    for queue, event in events:
+        queue.put_nowait(event)

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ import msgspec
 from cache_store.errors import CacheStoreError
 from service.collector import starting
 from service.engine.factory import EngineConfig, open_host
+from service.engine.mailbox import Mailbox
 from service.engine.messages import PROTOCOL_VERSION
 from service.engine.models.errors import ModelError
 from service.engine.remote import wire
@@ -46,7 +47,7 @@ class Connection:
     def __init__(self, host: "EngineHost", writer: asyncio.StreamWriter) -> None:
         self._host = host
         self._writer = writer
-        self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(asyncio.get_running_loop(), self._write_all)
         self._open: set[str] = set()
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -104,11 +105,23 @@ class Connection:
 
     def _post(self, message: wire.FromServer) -> None:
         """Write from any thread; the socket's buffer grows rather than the engine waits for a slow reader."""
-        self._loop.call_soon_threadsafe(self._write, message)
+        self._mailbox.post(message)
 
     def _write(self, message: wire.FromServer) -> None:
+        self._write_all([message])
+
+    def _write_all(self, messages: Sequence[wire.FromServer]) -> None:
         if not self._writer.is_closing():
-            self._writer.write(wire.frame(message))
+            self._writer.write(b"".join(map(_frame, messages)))
+
+
+def _frame(message: wire.FromServer) -> bytes:
+    """One that is too large is left out, and does not take others with it."""
+    try:
+        return wire.frame(message)
+    except wire.FrameRefused:
+        log.exception("a message was not sent")
+        return b""
 
 
 async def serve(host: "EngineHost", socket: Path, drain_s: float) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from service.engine.drafts.planner import MOST_ROWS, DraftPlanner
+from service.engine.mailbox import one_wake
 from service.engine.protocol import Runner
 from service.engine.scheduler.batching import Part, compose
 from service.engine.scheduler.chunks import Chunk, ChunkCancelled, ChunkQueue
@@ -223,8 +224,9 @@ class Scheduler:
             return
         self.counters.steps += 1
         self._measure(parts, time.monotonic() - started)
-        for part, rows in zip(parts, logits, strict=True):
-            self._advance(part, rows)
+        with one_wake():
+            for part, rows in zip(parts, logits, strict=True):
+                self._advance(part, rows)
         self._stepped_at = time.monotonic()
         self._step_s = self._stepped_at - started
 
