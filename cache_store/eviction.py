@@ -2,7 +2,8 @@
 
 What a snapshot is worth: the seconds that it saves when it is used, per byte, the more the oftener and the less the
 longer ago it was used. Snapshots of another fingerprint save nothing and go first. Turns go before documents, the later
-ones of a session before the earlier, which they need. A document goes with what was made from it.
+ones of a session before the earlier, which they need. A document goes with what was made from it; what a draft model
+read of it goes before all that can be used, since answers come without it too.
 """
 
 import math
@@ -47,6 +48,10 @@ class Candidate:
     def age_s(self, now: float) -> float:
         return max(0.0, now - self.use.at)
 
+    @property
+    def is_draft(self) -> bool:
+        return self.name.key.kind == "draft"
+
     def is_recent(self, now: float) -> bool:
         return self.usable and self.age_s(now) < RECENT_S
 
@@ -60,7 +65,7 @@ class Candidate:
         is_turn = self.name.key.kind == "turn"
         hours = self.age_s(now) // HOUR_S
         rank = (-hours, -self.position) if is_turn else (0.0, 0)
-        return self.usable, self.is_recent(now), not is_turn, *rank, self.value(now), self.name
+        return self.usable, not self.is_draft, self.is_recent(now), not is_turn, *rank, self.value(now), self.name
 
     def why(self, now: float) -> str:
         """For people."""
@@ -69,8 +74,9 @@ class Candidate:
         if not self.usable:
             return "made by another model, KV type or version"
         back = f"comes back from the {self.copy} tier" if self.copy else "computed again"
+        back = "a draft model's, answers come without" if self.is_draft else f"{back} in {self.seconds:.2g} s"
         times = "once" if self.use.n == 1 else f"{self.use.n} times"
-        return f"{back} in {self.seconds:.2g} s; used {times}, last {_ago(self.age_s(now))} ago"
+        return f"{back}; used {times}, last {_ago(self.age_s(now))} ago"
 
 
 @dataclass(slots=True)
@@ -90,8 +96,7 @@ class Policy:
         fingerprint whose snapshots can be used; None takes all for usable."""
         groups: dict[EntryName, list[EntryName]] = {}
         for name in published(self.area):
-            key = name.key.source or name.key
-            groups.setdefault(EntryName(key, name.fingerprint_digest), []).append(name)
+            groups.setdefault(EntryName(name.key.leaves_with, name.fingerprint_digest), []).append(name)
         pinned, now = self.marks.pinned_keys(), self.clock()
         found = [self._candidate(name, parts, served, pinned) for name, parts in groups.items()]
         return sorted(found, key=lambda one: (bool(one.kept), *one.order(now)))
@@ -109,7 +114,7 @@ class Policy:
             kept = "pinned"
         elif any(Unused.is_used(self.area.published(part)) for part in parts):
             kept = "in use"
-        usable = served is None or name.fingerprint_digest == served
+        usable = served is None or name.fingerprint_digest == served or name.key.kind == "draft"
         return Candidate(name, tuple(parts), nbytes, seconds, self.marks.use_of(name), position, usable, kept, copy)
 
     def _seconds(self, n_tokens: int) -> float:
@@ -175,12 +180,16 @@ class Evictor:
 
     def make_room(self, name: EntryName, wanted_nbytes: int) -> bool:
         """Free so many bytes for a snapshot that is to be written; False, and nothing is gone, when there is not so
-        much that may give way: for a turn nothing that was used just now does."""
+        much that may give way: for a turn nothing that was used just now does, for a draft other drafts and what cannot
+        be used."""
         now = self._policy.clock()
-        own = EntryName(name.key.source or name.key, name.fingerprint_digest)
-        usable = [one for one in self.plan(name.fingerprint_digest).gone if one.name != own]
-        if name.key.kind == "turn":
+        own, is_draft = EntryName(name.key.leaves_with, name.fingerprint_digest), name.key.kind == "draft"
+        served = self._policy.marks.served if is_draft else name.fingerprint_digest
+        usable = [one for one in self.plan(served).gone if one.name != own]
+        if name.key.kind == "turn" or is_draft:
             usable = [one for one in usable if not one.is_recent(now)]
+        if is_draft:
+            usable = [one for one in usable if one.is_draft or not one.usable]
         if sum(one.nbytes for one in usable) < wanted_nbytes:
             return False
         freed = 0

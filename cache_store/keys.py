@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-DIRECTORIES = {"document": "documents", "resident": "residents", "slots": "slots", "turn": "turns"}
+DIRECTORIES = {"document": "documents", "resident": "residents", "slots": "slots", "draft": "drafts", "turn": "turns"}
 """Of each kind the directory below an owner's."""
 KINDS = tuple(DIRECTORIES)
-_SOURCES = {"resident": "document", "slots": "document"}
+_SOURCES = {"resident": "document", "slots": "document", "draft": "document"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SnapshotKey:
     """Whose snapshot of what: a `document`, of a windowed one (under the same id) the `resident` rows that all heads
-    share and the summary `slots` that each head has for itself, or one `turn` of a session. Two owners never share a
-    key.
+    share and the summary `slots` that each head has for itself, of any (under the same id) what a `draft` model read of
+    its tokens, or one `turn` of a session. Two owners never share a key.
 
     Raises ValueError for ids other than 1 to 64 letters, digits, ``_`` and ``-``.
     """
@@ -46,13 +46,18 @@ class SnapshotKey:
 
     @property
     def source(self) -> "SnapshotKey | None":
-        """The key of the snapshot whose bytes this one is made from."""
+        """The key of the snapshot that this one is made from: of its bytes, a draft of its tokens."""
         kind = _SOURCES.get(self.kind)
         return None if kind is None else self.of_kind(kind)
 
     @property
+    def leaves_with(self) -> "SnapshotKey":
+        """The key of the snapshot together with which this one is evicted: a draft goes alone, and sooner."""
+        return self if self.kind == "draft" else self.source or self
+
+    @property
     def made(self) -> "tuple[SnapshotKey, ...]":
-        """Keys of what is made from this one's bytes and goes with it."""
+        """Keys of what is made from this one and does not outlive it."""
         return tuple(self.of_kind(kind) for kind, source in _SOURCES.items() if source == self.kind)
 
 

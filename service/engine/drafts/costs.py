@@ -28,6 +28,11 @@ class StepCosts:
         what drafts cost is not found out, where some sequence has drafts at every step."""
         return len(self._members) == n_sequences and bool(self._bases) and self._n_since < _BASE_STEPS
 
+    @property
+    def base_s(self) -> float:
+        """Seconds of a step of the last ones' sequences without drafts; only where `has_base`."""
+        return median(self._bases)
+
     def record(self, members: tuple[int, ...], n_rows: int, seconds: float) -> None:
         """A step took `seconds` for `n_rows` rows, a row of each sequence and drafts. `members` name the sequences'
         documents."""

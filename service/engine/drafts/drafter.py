@@ -1,10 +1,14 @@
 """The guesses of one answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from service.engine.drafts.lookup import COMPARED, SHORTEST, DocumentLookup, History, Source
 from service.engine.drafts.rates import Rates
+
+if TYPE_CHECKING:
+    from service.engine.drafts.follower import Follower
 
 
 @dataclass(slots=True)
@@ -24,14 +28,36 @@ class Drafter:
     most tokens agree is taken, of a document before that of the session.
     """
 
-    def __init__(self, documents: Sequence[Source], said: Sequence[int], rates: Rates) -> None:
-        """`said`: the session's tokens so far, those of the question among them."""
+    def __init__(
+        self,
+        documents: Sequence[Source],
+        said: Sequence[int],
+        rates: Rates,
+        follow: "Callable[[], Follower | None] | None" = None,
+    ) -> None:
+        """`said`: the session's tokens so far, those of the question among them. `follow` gives what follows the answer
+        in the draft model, once its document is there."""
+        self._said = said if follow is not None else ()
+        self._follow = follow
+        self._follower: Follower | None = None
+        self.is_led = False
+        """Whether the last drafts were the draft model's."""
         self._history = History()
         self._sources: list[Source] = [*documents, *([DocumentLookup(said)] if said else []), self._history]
         self._rates = Rates(rates)
         self._cursor: _Cursor | None = None
         self._last: dict[int, int] = {}
         self._n_answered = 0
+
+    @property
+    def follower(self) -> "Follower | None":
+        """What follows the answer in the draft model; None where nothing does, not yet or no longer."""
+        if self._follow is None:
+            return None
+        if self._follower is None and (found := self._follow()) is not None:
+            found.begin([*self._said, *self._history.last(len(self._history))])
+            self._follower = found
+        return self._follower if self._follower is not None and self._follower.alive else None
 
     def chances(self, most: int) -> list[float]:
         """For each of at most `most` guessed tokens the chance that it is right, and all before it."""
@@ -51,6 +77,8 @@ class Drafter:
         """The answer goes on with this token."""
         self._history.push(token_id)
         self._n_answered += 1
+        if self._follower is not None:
+            self._follower.push(token_id)
         cursor = self._cursor
         if cursor is not None and self._goes_on(cursor, token_id):
             return

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING
 
 from service.engine.drafts.costs import StepCosts
 from service.engine.drafts.drafter import Drafter
 from service.engine.drafts.rates import Rates
+
+if TYPE_CHECKING:
+    from service.engine.drafts.leader import Leader
 
 LEAST_GAIN = 1.03
 """Tokens a second with drafts, as a multiple of those without, from which on drafts are taken."""
@@ -20,49 +24,77 @@ _WORTH_A_TRY = 1.3
 
 
 class DraftPlanner:
-    """Of one engine. At most `most` drafts of a sequence in a step, and none beyond `most_rows` rows of all."""
+    """Of one engine. At most `most` drafts of a sequence in a step, and none beyond `most_rows` rows of all. `leader`:
+    the draft model, where there is one."""
 
     def __init__(self, most: int, most_rows: int = MOST_ROWS) -> None:
         self.most = most
         self.rates = Rates()
         self.costs = StepCosts()
+        self.leader: Leader | None = None
         self._most_rows = most_rows
         self._n_passed = 0
 
     def plan(self, drafters: Sequence[Drafter | None], room: Sequence[int]) -> list[list[int]]:
-        """The drafts of each sequence of a step; `room`: how many it may have at most."""
+        """The drafts of each sequence of a step; `room`: how many it may have at most. Raises what the draft model's
+        runner raises when it is lost."""
         chances = [
             [] if drafter is None else drafter.chances(min(self.most, n))
             for drafter, n in zip(drafters, room, strict=True)
         ]
+        if self.leader is not None and (led := self.leader.plan(self, drafters, room, chances)) is not None:
+            return led
         counts = self._counts(chances)
         return [
             drafter.draft(n) if drafter is not None and n else [] for drafter, n in zip(drafters, counts, strict=True)
         ]
 
+    def fastest(self, chances: Sequence[Sequence[float]], more: float = 0.0) -> tuple[float, list[int]]:
+        """The most tokens that a step can give in the time of one without drafts, and how many drafts of each sequence
+        it takes. `more`: what drafts cost beside their rows, as a multiple of that time."""
+        best = self._likeliest(chances)
+        counts = [0] * len(chances)
+        speeds = self._speeds(len(chances), [-chance for chance, _ in best], more)
+        fastest = max(range(len(speeds)), key=speeds.__getitem__, default=None)
+        if fastest is None:
+            return float(len(chances)), counts
+        for _, i in best[: fastest + 1]:
+            counts[i] += 1
+        return speeds[fastest], counts
+
     def _counts(self, chances: Sequence[Sequence[float]]) -> list[int]:
-        """How many drafts of each sequence. The likeliest come first: those of a sequence are in order then."""
-        best = sorted(((-chance, i) for i, of_one in enumerate(chances) for chance in of_one))
-        best = best[: max(self._most_rows - len(chances), 0)]
+        """How many drafts of each sequence."""
+        best = self._likeliest(chances)
         counts = [0] * len(chances)
         for _, i in best[: self._n_best(len(chances), [-chance for chance, _ in best])]:
             counts[i] += 1
         return counts
+
+    def _likeliest(self, chances: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
+        """The likeliest drafts come first, so that those of a sequence are in order; less what chance each has, and
+        whose it is."""
+        best = sorted(((-chance, i) for i, of_one in enumerate(chances) for chance in of_one))
+        return best[: max(self._most_rows - len(chances), 0)]
+
+    def _speeds(self, n: int, chances: Sequence[float], more: float = 0.0) -> list[float]:
+        """Tokens in the time of a step of `n` sequences without drafts, with the first of these drafts, the first two,
+        ..., as far as others do not wait too long for them."""
+        tokens = [n + one for one in accumulate(chances)]
+        costs = [self.costs.ratio(n, n + i) + more for i in range(1, len(chances) + 1)]
+        if n > 1:
+            costs = list(takewhile(lambda cost: cost <= MOST_SLOWER, costs))
+        return [of_step / cost for of_step, cost in zip(tokens, costs, strict=False)]
 
     def _n_best(self, n: int, chances: Sequence[float]) -> int:
         """Of how many of these drafts a step of `n` sequences gives most tokens a second. Where others wait for drafts
         it is measured first what a step takes without."""
         if not chances or (n > 1 and not self.costs.has_base(n)):
             return 0
-        tokens = [n + more for more in accumulate(chances)]
-        costs = [self.costs.ratio(n, n + i) for i in range(1, len(chances) + 1)]
-        if n > 1:
-            costs = list(takewhile(lambda cost: cost <= MOST_SLOWER, costs))
-        speeds = [of_step / cost for of_step, cost in zip(tokens, costs, strict=False)]
+        speeds = self._speeds(n, chances)
         fastest = max(range(len(speeds)), key=speeds.__getitem__, default=0)
         if speeds and speeds[fastest] >= LEAST_GAIN * n:
             return fastest + 1
-        return self._tried(tokens[-1] / n, len(chances))
+        return self._tried((n + sum(chances)) / n, len(chances))
 
     def _tried(self, gain: float, n_drafts: int) -> int:
         """How many drafts are computed though they do not seem to pay."""

@@ -97,7 +97,8 @@ class Answer:
                 self._compute_lost(document, tail, turns, turn, fetcher)
             fetched = self._fetch(document, tail, fetcher)
             self._start(placed, fetched, queue_ms)
-            return self._answer(document, tail, turns, fetched, self._sequence(document, tail, fetcher, max_new))
+            drafter = self._drafter(document, fetcher, held)
+            return self._answer(document, tail, turns, fetched, self._sequence(document, tail, drafter, max_new))
 
     def _room(self) -> int:
         """How many tokens may be sampled. Raises TooLong when the question leaves no room for one."""
@@ -194,7 +195,7 @@ class Answer:
             log.exception("where an answer looked is not known")
             return [], 0.0
 
-    def _sequence(self, document: ResidentDocument, tail: Tail, fetcher: Fetcher | None, max_new: int) -> Sequence:
+    def _sequence(self, document: ResidentDocument, tail: Tail, drafter: Drafter | None, max_new: int) -> Sequence:
         request, context = self._request, self._context
         stops = StopStrings(request.sampling.stop)
         writer = AnswerWriter(Detokenizer(context.decoder), stops, lambda text: self._emit(AnswerText(text)))
@@ -206,11 +207,12 @@ class Answer:
             sampler=Sampler(request.sampling),
             writer=writer,
             end_ids=context.end_ids,
-            drafter=self._drafter(document, fetcher),
+            drafter=drafter,
         )
 
-    def _drafter(self, document: ResidentDocument, fetcher: Fetcher | None) -> Drafter | None:
-        """Guesses from the whole of what the answer is about, whatever is in memory of it, and from the session."""
+    def _drafter(self, document: ResidentDocument, fetcher: Fetcher | None, held: ExitStack) -> Drafter | None:
+        """Guesses from the whole of what the answer is about, whatever is in memory of it, and from the session; those
+        of a draft model as long as `held` lasts."""
         request, planner = self._request, self._context.scheduler.planner
         if planner is None:
             return None
@@ -218,7 +220,9 @@ class Answer:
         if fetcher is not None:
             lookups = fetcher.lookups
         said = [token for turn in request.turns for token in turn.token_ids] + request.prompt_ids
-        return Drafter(lookups, said, planner.rates)
+        draft = self._context.draft
+        follow = held.enter_context(draft.following(request, self._cancel)) if draft is not None else None
+        return Drafter(lookups, said, planner.rates, follow)
 
     def _compute(self, document: ResidentDocument, tail: Tail, sequence: Sequence) -> SequenceResult:
         """Run a sequence; the first on an empty tail re-feeds the document's last token, for the canary."""

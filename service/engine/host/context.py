@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from service.engine.scheduler.admission import FifoGate
 from service.engine.scheduler.detokenizer import Decoder
 from service.engine.scheduler.loop import Scheduler
 
+if TYPE_CHECKING:
+    from service.engine.host.draft.side import DraftSide
+
 LOADS_AHEAD = 4
 """Verified pieces that may wait for the engine's thread, so that a restore's memory is bounded."""
 
@@ -37,7 +40,9 @@ LOADS_AHEAD = 4
 @dataclass(frozen=True, slots=True)
 class HostContext:
     """`end_ids` end an answer; `decoder` turns ids into text. `replay_ids` ask the model to repeat what it sees.
-    `host_tier`: where documents go that leave the device, None where the device is the host."""
+    `host_tier`: where documents go that leave the device, None where the device is the host. `looks_up`: whether
+    documents' tokens are found again in them. `draft`: where a draft model keeps what it read of documents, which has
+    another context for that."""
 
     runner: Runner
     scheduler: Scheduler
@@ -51,10 +56,12 @@ class HostContext:
     replay_ids: tuple[int, ...] = ()
     host_tier: HostTier | None = None
     fetch_rounds: int = 1
+    looks_up: bool = True
+    draft: "DraftSide | None" = None
 
     def lookup_of(self, token_ids: Sequence[int] | npt.NDArray[np.integer]) -> DocumentLookup | None:
         """Where a document's tokens are found again; None where nothing is drafted."""
-        return None if self.scheduler.planner is None else DocumentLookup(token_ids)
+        return DocumentLookup(token_ids) if self.looks_up and self.scheduler.planner is not None else None
 
     def forget(self, ref: DocumentRef) -> None:
         """Take a document out of use, in every memory; whoever uses it may finish."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from service.engine.host.warm import prepare_memory
 from service.engine.messages import (
     AnswerEvent,
     AnswerRequest,
+    BuildDone,
     BuildEvent,
     BuildRequest,
     DocumentRef,
@@ -82,13 +83,13 @@ class EngineHost:
         draft: Runner | None = None,
         draft_budget_nbytes: int | None = None,
     ) -> None:
-        scheduler = Scheduler(runner)
+        scheduler = Scheduler(runner, draft=draft)
         tier = HostTier(scheduler, runner, runner.host_copies) if runner.host_copies is not None else None
         residency = Residency(scheduler, runner, resident_budget_nbytes, tier.move_out if tier else None)
         tails = TailPool(scheduler, runner)
         places = min(max_batch or tails.n_slots, tails.n_slots)
         cold = _cold_documents(scheduler, runner, store, decoder, index_heads, index_budget_nbytes)
-        self._context = HostContext(
+        context = HostContext(
             runner,
             scheduler,
             store,
@@ -102,6 +103,7 @@ class EngineHost:
             tier,
             fetch_rounds,
         )
+        self._context = _with_draft(context, draft, draft_budget_nbytes)
         self._builds = _Requests("build", BUILD_THREADS)
         self._answers = _Requests("answer", ANSWER_THREADS)
         self._draining = False
@@ -137,15 +139,19 @@ class EngineHost:
 
     def build(self, request: BuildRequest, emit: Callable[[BuildEvent], object]) -> "Future[None]":
         """Find or make a document's snapshot; events end with BuildDone or Failed."""
-        return self._serve(
-            self._builds, request.request_id, emit, lambda c: Build(self._context, request, emit, c).run()
-        )
+        return self._serve(self._builds, request.request_id, emit, lambda c: self._build(request, emit, c))
 
     def answer(self, request: AnswerRequest, emit: Callable[[AnswerEvent], object]) -> "Future[None]":
         """Answer a question; events end with AnswerDone or Failed."""
         return self._serve(
             self._answers, request.request_id, emit, lambda c: Answer(self._context, request, emit, c).run()
         )
+
+    def _build(self, request: BuildRequest, emit: Callable[[BuildEvent], object], cancel: CancelToken) -> BuildDone:
+        done = Build(self._context, request, emit, cancel).run()
+        if self._context.draft is not None:
+            self._context.draft.built(request)
+        return done
 
     def cancel(self, request_id: str, reason: Reason = Reason.ASKED) -> None:
         """Stop a request at its next step. Unknown ids are ignored."""
@@ -156,12 +162,13 @@ class EngineHost:
     def release(self, document: DocumentRef) -> ReleaseDone:
         """Drop a document from memory, its answers and builds included, also those over several documents."""
         residency, tier, tails = self._context.residency, self._context.host_tier, self._context.tails
+        drafted = self._context.draft.release(document) if self._context.draft is not None else ReleaseDone(0, 0)
         released = [residency.release(ref) for ref in residency.refs if holds(ref, document)]
         held = [tier.forget(ref) for ref in tier.refs if holds(ref, document)] if tier is not None else []
         n_index = self._context.cold.drop(document)
         tails.drop_document(document)
-        n_objects = sum(each.objects for each in released) + len(held) + (n_index > 0)
-        return ReleaseDone(n_objects, sum(each.nbytes for each in released) + sum(held) + n_index)
+        n_objects = sum(each.objects for each in released) + len(held) + (n_index > 0) + drafted.objects
+        return ReleaseDone(n_objects, sum(each.nbytes for each in released) + sum(held) + n_index + drafted.nbytes)
 
     def move_out(self, document: DocumentRef) -> bool:
         """Let a document that nobody uses leave the device as if another needed its place; whether host memory has it
@@ -171,6 +178,8 @@ class EngineHost:
 
     def release_session(self, session_id: str) -> None:
         self._context.tails.drop_session(session_id)
+        if self._context.draft is not None:
+            self._context.draft.release_session(session_id)
 
     def check(self) -> float:
         """Decode one token without a document; milliseconds. Raises SchedulerClosed."""
@@ -201,6 +210,7 @@ class EngineHost:
             lookup_nbytes=self._lookup_nbytes(),
             rss_nbytes=psutil.Process().memory_info().rss,
             documents=self._documents(),
+            **(c.draft.stats() if c.draft is not None else {}),
         )
 
     def _lookup_nbytes(self) -> int:
@@ -221,6 +231,8 @@ class EngineHost:
         self._draining = True
         until = time.monotonic() + deadline_s
         self._builds.cancel_all(Reason.DRAIN)
+        if self._context.draft is not None:
+            self._context.draft.drain()
         self._answers.wait_idle(deadline_s / 2)
         self._answers.cancel_all(Reason.DRAIN)
         for requests in (self._answers, self._builds):
@@ -237,6 +249,8 @@ class EngineHost:
         self._context.scheduler.close()
         for requests in (self._answers, self._builds):
             requests.pool.shutdown(wait=True)
+        if self._context.draft is not None:
+            self._context.draft.close()
         self._context.cold.close()
         self._context.store.close()
         if self._context.host_tier is not None:
@@ -255,6 +269,15 @@ class EngineHost:
             done.set_result(None)
             return done
         return requests.start(request_id, lambda token: emit(_outcome(work, token)))
+
+
+def _with_draft(context: HostContext, draft: Runner | None, budget_nbytes: int | None) -> HostContext:
+    """Where guesses are taken at all."""
+    if draft is None or context.scheduler.drafting is None:
+        return context
+    from service.engine.host.draft.side import DraftSide
+
+    return replace(context, draft=DraftSide(context, draft, budget_nbytes))
 
 
 def _cold_documents(

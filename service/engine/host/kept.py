@@ -100,13 +100,14 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A document of known tokens, and what of it is resident: all of it when `kept` is None. `n_slot_rows`: slots of
-    all heads of all layers together."""
+    all heads of all layers together. `kind`: of its snapshot of all tokens, "draft" for that of a draft model."""
 
     ref: DocumentRef
     token_digest: str
     n_tokens: int
     kept: Kept | None = None
     n_slot_rows: int = 0
+    kind: str = "document"
 
     @classmethod
     def of(
@@ -145,7 +146,7 @@ class Subject:
     @property
     def full_key(self) -> SnapshotKey:
         """Of the snapshot of all tokens: the cold one of a windowed document."""
-        return SnapshotKey(self.ref.owner_id, "document", self.ref.document_id)
+        return SnapshotKey(self.ref.owner_id, self.kind, self.ref.document_id)
 
     @property
     def key(self) -> SnapshotKey:

@@ -86,13 +86,14 @@ class Prefill:
         return self._context.runner.layout.block_lengths(self._n_tokens)
 
     def _prefill(self, scratch: Scratch, segment: int, builder: SnapshotBuilder) -> None:
-        chunk, (first, last) = self._context.runner.limits.chunk_tokens, scratch.ranges[segment]
+        scheduler, runner = self._context.scheduler, self._context.runner
+        chunk, (first, last) = runner.limits.chunk_tokens, scratch.ranges[segment]
         try:
             # All of a segment is computed before the next begins, which takes its place.
             with closing(Window(CHUNKS_AHEAD, lambda blocks: self._write(builder, blocks))) as window:
                 for at in range(max(first, self.n_resumed), last, chunk):
                     part = self._tokens[at : min(at + chunk, last)]
-                    window.add(self._context.scheduler.prefill(scratch.handle, part, self._is_over))
+                    window.add(scheduler.prefill(scratch.handle, part, self._is_over, runner))
                 window.finish()
         except ChunkCancelled as error:
             raise Cancelled(str(error)) from None

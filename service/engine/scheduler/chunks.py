@@ -14,12 +14,13 @@ class ChunkCancelled(Exception):
 @dataclass(slots=True, eq=False)
 class Chunk:
     """Long work on a document. `work` gets what it must call between two layers; `done` gives its result. `n_tokens`:
-    tokens of the document that it computes for good."""
+    tokens of the document that it computes for good. `is_draft`: the draft model does."""
 
     document: Any
     n_tokens: int
     work: Callable[[Callable[[], None]], Any]
     is_cancelled: Callable[[], bool]
+    is_draft: bool = False
     done: "Future[Any]" = field(default_factory=Future)
 
 

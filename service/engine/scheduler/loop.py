@@ -1,7 +1,8 @@
 """The engine's thread: the only caller of a runner.
 
 Each turn of the loop does the calls that other threads asked for, one step for all sequences, and one chunk
-of one document. Inside a chunk, after each of its layers, calls and steps are done again, so that streams go
+of one document. A draft model is a second runner of the same thread: its guesses come before a step, its chunks of
+documents among the others. Inside a chunk, after each of its layers, calls and steps are done again, so that streams go
 on while a document is read; at least `prefill_share` of that time stays the document's.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -26,6 +27,9 @@ from service.engine.scheduler.chunks import Chunk, ChunkCancelled, ChunkQueue
 from service.engine.scheduler.errors import SchedulerClosed
 from service.engine.scheduler.sampling import Sampler
 from service.engine.scheduler.sequence import Sequence
+
+if TYPE_CHECKING:
+    from service.engine.drafts.model import DraftModel
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,18 +58,27 @@ class Scheduler:
 
     `prefill_rows`: rows of prompts in one step. `prefill_share`: the part of the time that a document's
     prefill keeps while sequences run. `max_gap_s`: a step is due in a chunk after this time at the latest. `planner`
-    says how many drafts are computed, None where the runner takes none.
+    says how many drafts are computed, None where the runner takes none. `draft`: a model that guesses them too; it is
+    called by the same thread, and what it computes is counted in `drafting`.
     """
 
     def __init__(
-        self, runner: Runner, *, prefill_rows: int = 256, prefill_share: float = 0.4, max_gap_s: float = 0.15
+        self,
+        runner: Runner,
+        *,
+        prefill_rows: int = 256,
+        prefill_share: float = 0.4,
+        max_gap_s: float = 0.15,
+        draft: Runner | None = None,
     ) -> None:
         self.counters = Counters()
         limits = runner.limits
         self.planner = (
             DraftPlanner(limits.draft_tokens, limits.draft_rows or MOST_ROWS) if limits.draft_tokens else None
         )
+        self.drafting = self._lead(draft)
         self._runner = runner
+        self._draft = draft
         self._prefill_rows = prefill_rows
         self._share = prefill_share
         self._max_gap_s = max_gap_s
@@ -80,6 +93,17 @@ class Scheduler:
         self._closing = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._thread.start()
+
+    def _lead(self, draft: Runner | None) -> "DraftModel | None":
+        """Have a draft model guess, where guesses are taken at all."""
+        if draft is None or self.planner is None:
+            return None
+        from service.engine.drafts.leader import Leader
+        from service.engine.drafts.model import DraftModel
+
+        model = DraftModel(draft)
+        self.planner.leader = Leader(model)
+        return model
 
     @property
     def alive(self) -> bool:
@@ -112,13 +136,17 @@ class Scheduler:
             self._wake.notify()
 
     def prefill(
-        self, document: Any, tokens: Seq[int], is_cancelled: Callable[[], bool] = lambda: False
+        self,
+        document: Any,
+        tokens: Seq[int],
+        is_cancelled: Callable[[], bool] = lambda: False,
+        runner: Runner | None = None,
     ) -> "Future[list[list[memoryview]]]":
-        """Queue the next chunk of a document. Fails with ChunkCancelled, the document unchanged, when
-        `is_cancelled` becomes true."""
-        return self._put(
-            Chunk(document, len(tokens), partial(self._runner.prefill_chunk, document, tokens), is_cancelled)
-        )
+        """Queue the next chunk of a document, of the draft model's where that is `runner`. Fails with ChunkCancelled,
+        the document unchanged, when `is_cancelled` becomes true."""
+        chunk = (runner or self._runner).prefill_chunk
+        is_draft = runner is not None and runner is self._draft
+        return self._put(Chunk(document, len(tokens), partial(chunk, document, tokens), is_cancelled, is_draft))
 
     def replay(
         self,
@@ -189,11 +217,15 @@ class Scheduler:
             if self._sequences and time.monotonic() >= until:
                 return
 
+    @property
+    def _is_lost(self) -> bool:
+        return not (self._runner.usable() and (self._draft is None or self._draft.usable()))
+
     def _do_call(self, done: "Future[Any]", function: Callable[[], Any]) -> None:
         try:
             done.set_result(function())
         except Exception as error:
-            if not self._runner.usable():
+            if self._is_lost:
                 done.set_exception(SchedulerClosed(LOST))
                 self._end(error)
             done.set_exception(error)
@@ -209,14 +241,15 @@ class Scheduler:
             self._sequences.append(self._arriving.popleft())
         for sequence in [s for s in self._sequences if s.cancelled]:
             self._finish(sequence, "cancelled")
-        parts = compose(self._sequences, self._prefill_rows, self.planner)
+        began = time.monotonic()
+        parts = self._compose()
         if not parts:
             return
         started = time.monotonic()
         try:
             logits = self._runner.forward([part.rows for part in parts])
         except Exception as error:
-            if not self._runner.usable():
+            if self._is_lost:
                 self._end(error)
             log.exception("a step of %d sequences failed", len(parts))
             for part in parts:
@@ -228,7 +261,15 @@ class Scheduler:
             for part, rows in zip(parts, logits, strict=True):
                 self._advance(part, rows)
         self._stepped_at = time.monotonic()
-        self._step_s = self._stepped_at - started
+        self._step_s = self._stepped_at - began
+
+    def _compose(self) -> list[Part]:
+        try:
+            return compose(self._sequences, self._prefill_rows, self.planner)
+        except Exception as error:
+            if self._is_lost:
+                self._end(error)
+            raise
 
     def _measure(self, parts: Seq[Part], seconds: float) -> None:
         """Tell the planner what a step took, unless it was for prompts too."""
@@ -278,6 +319,9 @@ class Scheduler:
         self.counters.decoded_tokens += n_sampled
         self.counters.drafted_tokens += len(drafts)
         self.counters.accepted_tokens += n_accepted
+        if self.drafting is not None and sequence.drafter is not None and sequence.drafter.is_led:
+            self.drafting.counters.guessed_tokens += len(drafts)
+            self.drafting.counters.accepted_tokens += n_accepted
         return reason
 
     def _do_chunk(self) -> None:
@@ -290,7 +334,7 @@ class Scheduler:
             self._check_chunk()
             result = chunk.work(self._between_layers)
         except Exception as error:
-            if not self._runner.usable():
+            if self._is_lost:
                 chunk.done.set_exception(SchedulerClosed(LOST))
                 self._end(error)
             if not isinstance(error, ChunkCancelled | SchedulerClosed):
@@ -299,8 +343,9 @@ class Scheduler:
             return
         finally:
             self._chunk = None
-        self.counters.prefilled_tokens += chunk.n_tokens
-        self.counters.document_prefill_tokens += chunk.n_tokens
+        counters = self.drafting.counters if chunk.is_draft and self.drafting is not None else self.counters
+        counters.prefilled_tokens += chunk.n_tokens
+        counters.document_prefill_tokens += chunk.n_tokens
         chunk.done.set_result(result)
 
     def _between_layers(self) -> None:

@@ -11,6 +11,7 @@ from service.engine.messages import (
     AnswerDone,
     AnswerRequest,
     AnswerStarted,
+    BuildDone,
     BuildRequest,
     DocumentRef,
     Failed,
@@ -41,7 +42,17 @@ class Lab:
         self.hosts: list[EngineHost] = []
 
     def start(
-        self, *, budget=BIG, disk=None, end_ids=(), max_batch=None, prepare=lambda _: None, index=BIG, **more
+        self,
+        *,
+        budget=BIG,
+        disk=None,
+        end_ids=(),
+        max_batch=None,
+        prepare=lambda _: None,
+        index=BIG,
+        draft=None,
+        draft_budget=None,
+        **more,
     ) -> EngineHost:
         more.setdefault("n_slots", 4)
         heads, tiers, rounds = more.pop("heads", [(1, 0)]), more.pop("tiers", None), more.pop("rounds", 1)
@@ -62,6 +73,8 @@ class Lab:
             index_budget_nbytes=index,
             replay_ids=(3, 1),
             fetch_rounds=rounds,
+            draft=draft,
+            draft_budget_nbytes=draft_budget,
         )
         self.hosts.append(self.host)
         return self.host
@@ -100,6 +113,11 @@ class Lab:
     @staticmethod
     def done(events) -> AnswerDone:
         assert isinstance(events[-1], AnswerDone), events[-1]
+        return events[-1]
+
+    @staticmethod
+    def done_build(events) -> BuildDone:
+        assert isinstance(events[-1], BuildDone), events[-1]
         return events[-1]
 
     @staticmethod

@@ -1,0 +1,149 @@
+"""Whether the draft model guesses in a step, for which answers and how far: where that is faster than anything else.
+
+A guess of it costs a forward of its own, in the time of which the main model does nothing. So what is looked up comes
+first, and the draft model is asked where its guesses, at that price, give more tokens a second.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from service.engine.drafts.drafter import Drafter
+from service.engine.drafts.follower import Follower
+from service.engine.drafts.model import DraftModel, Prices
+
+if TYPE_CHECKING:
+    from service.engine.drafts.planner import DraftPlanner
+
+LEAST_GAIN = 1.03
+"""Tokens a second with the draft model, as a multiple of those without it, from which on it is asked."""
+_CAUGHT_UP_IN = 64
+"""Steps over which it counts what an answer's tokens so far cost to be read by it."""
+_PROBE_SHARE = 0.02
+"""Of the time of steps: where it did not pay it is asked again now and then, for so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """`counts`: drafts of each sequence, those of `followers` by the draft model."""
+
+    speed: float
+    counts: list[int]
+    followers: list[Follower | None]
+    forward: float
+    """A forward of the draft model, as a multiple of a step."""
+
+
+class Leader:
+    """Of one engine."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self.model = model
+
+    def plan(
+        self,
+        planner: "DraftPlanner",
+        drafters: Sequence[Drafter | None],
+        room: Sequence[int],
+        looked_up: Sequence[Sequence[float]],
+    ) -> list[list[int]] | None:
+        """The drafts of each sequence; None where those that are looked up, with these chances, are all. Raises what
+        the draft model's runner raises when it is lost."""
+        for drafter in drafters:
+            if drafter is not None:
+                drafter.is_led = False
+        followers = [None if drafter is None else drafter.follower for drafter in drafters]
+        if not any(follower is not None and follower.most(n) for follower, n in zip(followers, room, strict=True)):
+            return None
+        if not planner.costs.has_base(len(drafters)):
+            return [[] for _ in drafters]  # what a step takes without any is measured first
+        found = self._best(planner, followers, room, looked_up)
+        if found is None:
+            return None
+        return self._drafts(planner, found, drafters)
+
+    def _best(
+        self,
+        planner: "DraftPlanner",
+        followers: Sequence[Follower | None],
+        room: Sequence[int],
+        looked_up: Sequence[Sequence[float]],
+    ) -> _Plan | None:
+        speed, counts = planner.fastest(looked_up)
+        base_s, n = planner.costs.base_s, len(followers)
+        least = LEAST_GAIN * max(speed, float(n))
+        asked, chances = self._asked(planner, followers, room, looked_up)
+        best: _Plan | None = None
+        if n_asked := sum(follower is not None for follower in asked):
+            forward_s = self.model.forward_s(n_asked, base_s)
+            feed = sum(self._feed_s(one, forward_s) for one in asked if one is not None) / _CAUGHT_UP_IN / base_s
+            for depth in range(1, max(map(len, chances)) + 1):
+                cut = [
+                    of_one if follower is None else of_one[:depth]
+                    for of_one, follower in zip(chances, asked, strict=True)
+                ]
+                speed, counts = planner.fastest(cut, feed + depth * forward_s / base_s)
+                if speed >= (least if best is None else best.speed):
+                    best = _Plan(speed, counts, asked, forward_s / base_s)
+        return best or self._probe(planner, followers, room, looked_up)
+
+    def _asked(
+        self,
+        planner: "DraftPlanner",
+        followers: Sequence[Follower | None],
+        room: Sequence[int],
+        looked_up: Sequence[Sequence[float]],
+    ) -> tuple[list[Follower | None], list[Sequence[float]]]:
+        """Of each sequence what would be asked, where that is likelier to be right than what is looked up, and the
+        chances of its drafts."""
+        asked: list[Follower | None] = []
+        chances: list[Sequence[float]] = []
+        for follower, n, of_lookup in zip(followers, room, looked_up, strict=True):
+            guessed = [] if follower is None else follower.chances(min(planner.most, n))
+            is_better = sum(guessed) > sum(of_lookup)
+            asked.append(follower if is_better else None)
+            chances.append(guessed if is_better else of_lookup)
+        return asked, chances
+
+    def _feed_s(self, follower: Follower, forward_s: float) -> float:
+        return self.model.feed_s(follower.n_pending - 1, forward_s)
+
+    def _probe(
+        self,
+        planner: "DraftPlanner",
+        followers: Sequence[Follower | None],
+        room: Sequence[int],
+        looked_up: Sequence[Sequence[float]],
+    ) -> _Plan | None:
+        """One guess of an answer for which the draft model was not asked for long: others come, for which it is
+        right."""
+        base_s, n = planner.costs.base_s, len(followers)
+        forward_s = self.model.forward_s(1, base_s)
+        for i, follower in enumerate(followers):
+            if follower is None or looked_up[i] or not follower.most(min(room[i], 1)):
+                continue
+            follower.n_passed += 1
+            if follower.n_passed < follower.rest:
+                continue
+            if follower.n_passed * base_s * _PROBE_SHARE >= forward_s + self._feed_s(follower, forward_s):
+                counts = [0] * n
+                counts[i] = 1
+                return _Plan(0.0, counts, [one if j == i else None for j, one in enumerate(followers)], 0.0)
+        return None
+
+    def _drafts(self, planner: "DraftPlanner", found: _Plan, drafters: Sequence[Drafter | None]) -> list[list[int]]:
+        n = len(drafters)
+        wanted = [(one, n) for one, n in zip(found.followers, found.counts, strict=True) if one is not None and n]
+        per_row = max(planner.costs.ratio(n, n + 1) - 1, 0.0)
+        forward = found.forward / max(len(wanted), 1)
+        guessed = iter(self.model.guess(wanted, Prices(forward * found.speed, per_row * found.speed)))
+        drafts: list[list[int]] = []
+        for drafter, follower, n_drafts in zip(drafters, found.followers, found.counts, strict=True):
+            if drafter is None or not n_drafts:
+                drafts.append([])
+            elif follower is None:
+                drafts.append(drafter.draft(n_drafts))
+            else:
+                drafts.append(next(guessed))
+                drafter.is_led = True
+        return drafts

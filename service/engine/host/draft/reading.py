@@ -1,0 +1,157 @@
+"""Documents that the draft model has yet to read: one after another, in the background."""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from cache_store.errors import BudgetExceeded, BuildLocked, SnapshotMiss, StorageFailed
+from cache_store.segments import WHOLE
+from service.engine.host.context import HostContext
+from service.engine.host.kept import Subject
+from service.engine.host.opening import open_full
+from service.engine.host.prefill import Prefill
+from service.engine.host.residency import DocumentTooLarge
+from service.engine.messages import DocumentRef
+from service.engine.protocol import Runner
+from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
+from service.engine.scheduler.errors import SchedulerClosed
+
+log = logging.getLogger(__name__)
+
+REFUSED_S = 600.0
+"""For so long what could not be read is not tried again, however often it is asked about."""
+_EXPECTED = (SnapshotMiss, BudgetExceeded, BuildLocked, StorageFailed, DocumentTooLarge)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """`main`: the document as the main model has it; `subject`: as the draft model is to."""
+
+    main: Subject
+    subject: Subject
+    token_ids: Sequence[int] | None
+    cancel: CancelToken = field(default_factory=CancelToken)
+    done: "Future[bool]" = field(default_factory=Future)
+
+
+class Reading:
+    """Makes snapshots of the draft model from tokens, by the code that makes those of the main one. `context` is the
+    draft model's, `runner` the main one."""
+
+    def __init__(self, context: HostContext, runner: Runner) -> None:
+        self._context = context
+        self._runner = runner
+        self._pool = ThreadPoolExecutor(1, "draft-reading")
+        self._lock = threading.Lock()
+        self._open: dict[DocumentRef, _Wanted] = {}
+        self._refused: dict[tuple[DocumentRef, str], float] = {}
+
+    def want(self, main: Subject, subject: Subject, token_ids: Sequence[int] | None = None) -> "Future[bool]":
+        """Have a document read, from the tokens of the main model's snapshot where none are given. Whether it was:
+        False, too, for one that could not be read a moment ago."""
+        with self._lock:
+            wanted = self._open.get(subject.ref)
+            if wanted is not None and wanted.subject.token_digest == subject.token_digest:
+                return wanted.done
+            wanted = _Wanted(main, subject, token_ids)
+            if self._refused.get((subject.ref, subject.token_digest), 0.0) > time.monotonic():
+                wanted.done.set_result(False)
+                return wanted.done
+            self._open[subject.ref] = wanted
+        self._pool.submit(self._run, wanted)
+        return wanted.done
+
+    def release(self, ref: DocumentRef) -> None:
+        """Give a document up: it is being deleted."""
+        with self._lock:
+            wanted = self._open.get(ref)
+        if wanted is not None:
+            wanted.cancel.cancel(Reason.RELEASED)
+
+    def end(self) -> None:
+        """Stop what runs, its journal stays; begin nothing more."""
+        with self._lock:
+            open_now = list(self._open.values())
+        for wanted in open_now:
+            wanted.cancel.cancel(Reason.DRAIN)
+
+    def close(self) -> None:
+        self.end()
+        self._pool.shutdown(wait=True)
+
+    def _run(self, wanted: _Wanted) -> None:
+        subject, is_read = wanted.subject, False
+        try:
+            wanted.cancel.check()
+            self._read(wanted)
+            is_read = True
+        except (Cancelled, SchedulerClosed):
+            pass
+        except _EXPECTED as error:
+            self._refuse(subject)
+            log.warning("the draft model has not read a document of %d tokens: %s", subject.n_tokens, error)
+        except Exception:
+            self._refuse(subject)
+            log.exception("the draft model could not read a document of %d tokens", subject.n_tokens)
+        finally:
+            with self._lock:
+                if self._open.get(subject.ref) is wanted:
+                    del self._open[subject.ref]
+            wanted.done.set_result(is_read)
+
+    def _refuse(self, subject: Subject) -> None:
+        now = time.monotonic()
+        self._refused = {name: until for name, until in self._refused.items() if until > now}
+        self._refused[subject.ref, subject.token_digest] = now + REFUSED_S
+
+    def _read(self, wanted: _Wanted) -> None:
+        if self._is_there(wanted.subject):
+            return
+        token_ids = wanted.token_ids
+        if token_ids is None:
+            with open_full(self._context.store, self._runner, wanted.main) as reader:
+                token_ids = [int(token) for token in reader.token_ids]
+        self._compute(wanted.subject, token_ids, wanted.cancel)
+        self._keep_beside(wanted)
+
+    def _is_there(self, subject: Subject) -> bool:
+        """What is not valid is quarantined by the store."""
+        try:
+            with open_full(self._context.store, self._context.runner, subject):
+                return True
+        except SnapshotMiss:
+            return False
+
+    def _compute(self, subject: Subject, token_ids: Sequence[int], cancel: CancelToken) -> None:
+        context = self._context
+        runner = context.runner
+        with context.store.begin(subject.full_key, runner.fingerprint, runner.layout, token_ids) as builder:
+            prefill = Prefill(context, token_ids, WHOLE, lambda _: None, cancel)
+            try:
+                with context.residency.held(
+                    subject.ref,
+                    subject.digest,
+                    subject.n_tokens,
+                    lambda entry: prefill.run(entry, builder, is_all=True),
+                    cancel,
+                    fresh=True,
+                ):
+                    pass
+            except Cancelled:
+                if cancel.reason is Reason.RELEASED:
+                    builder.abort()
+                raise
+
+    def _keep_beside(self, wanted: _Wanted) -> None:
+        """What was made of a document does not outlive it, where that was deleted meanwhile. Raises SnapshotMiss
+        then."""
+        store, subject = self._context.store, wanted.subject
+        try:
+            open_full(store, self._runner, wanted.main).close()
+        except SnapshotMiss:
+            self._context.residency.drop(subject.ref)
+            store.delete(subject.full_key)
+            raise

@@ -1,0 +1,83 @@
+"""Tails of the draft model: those of running answers, and of sessions whose next question goes on behind them.
+
+Nothing of them is stored. What a tail holds is known token by token, so that whatever the next question has in common
+with it stays, and the rest is read again by a small model."""
+
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from service.engine.messages import DocumentRef
+from service.engine.protocol import Runner
+from service.engine.scheduler.errors import SchedulerClosed
+from service.engine.scheduler.loop import Scheduler
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A slot, and the tokens whose rows it holds behind the document that `ref` and `digest` name."""
+
+    slot: int
+    session_id: str
+    ref: DocumentRef
+    digest: str
+    rows: list[int] = field(default_factory=list[int])
+
+
+class Seats:
+    """At most `n_slots` at once; those of idle sessions give way, least recently used first."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, n_slots: int) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._n_free = n_slots
+        self._lock = threading.Lock()
+        self._idle: OrderedDict[str, Seat] = OrderedDict()
+
+    def take(self, session_id: str, ref: DocumentRef, digest: str) -> Seat | None:
+        """A slot, with what is left there of the session; None when there is none."""
+        with self._lock:
+            seat = self._idle.pop(session_id, None)
+            if seat is not None and (seat.ref, seat.digest) == (ref, digest):
+                return seat
+            slot = self._any_slot(seat)
+            return None if slot is None else Seat(slot, session_id, ref, digest)
+
+    def keep(self, seat: Seat) -> None:
+        """Let it wait for the session's next question."""
+        with self._lock:
+            if (other := self._idle.pop(seat.session_id, None)) is not None:
+                self._free(other)
+            self._idle[seat.session_id] = seat
+
+    def free(self, seat: Seat) -> None:
+        with self._lock:
+            self._free(seat)
+
+    def drop_session(self, session_id: str) -> None:
+        with self._lock:
+            if (seat := self._idle.pop(session_id, None)) is not None:
+                self._free(seat)
+
+    def drop_document(self, ref: DocumentRef) -> None:
+        with self._lock:
+            for session_id in [name for name, seat in self._idle.items() if seat.ref == ref]:
+                self._free(self._idle.pop(session_id))
+
+    def _any_slot(self, seat: Seat | None) -> int | None:
+        """An empty one: `seat`'s, where that is of no use any more."""
+        if seat is None and self._n_free > 0:
+            self._n_free -= 1
+            return self._scheduler.run(self._runner.new_tail)
+        if seat is None and self._idle:
+            _, seat = self._idle.popitem(last=False)
+        if seat is None:
+            return None
+        self._scheduler.run(self._runner.truncate_tail, seat.slot, 0)
+        return seat.slot
+
+    def _free(self, seat: Seat) -> None:
+        self._n_free += 1
+        with suppress(SchedulerClosed):
+            self._scheduler.run(self._runner.free_tail, seat.slot)
