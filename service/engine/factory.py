@@ -123,7 +123,6 @@ def open_host(config: EngineConfig) -> "EngineHost":
     _put_in_order(store)
     store.serve(runner.fingerprint)
     if parts.draft is not None:
-        store.serve(parts.draft.fingerprint)
         _compare_contexts(runner, parts.draft)
     return EngineHost(
         runner,
@@ -138,6 +137,7 @@ def open_host(config: EngineConfig) -> "EngineHost":
         replay_ids=parts.replay_ids,
         fetch_rounds=config.fetch_rounds,
         draft=parts.draft,
+        draft_budget_nbytes=getattr(getattr(parts.draft, "pool", None), "nbytes", None),
     )
 
 

@@ -108,25 +108,7 @@ class EngineHost:
         self._answers = _Requests("answer", ANSWER_THREADS)
         self._draining = False
         self._preparing = prepare_memory(runner, store, residency.max_tokens // 2)
-        self.info = EngineInfo(
-            engine=engine,
-            model_name=runner.name,
-            compute_dtype=runner.compute_dtype,
-            kv_type=str(runner.layout.kv_type),
-            fingerprint=asdict(runner.fingerprint),
-            fingerprint_digest=runner.fingerprint.digest,
-            max_context=runner.limits.max_context,
-            bytes_per_token=runner.layout.bytes_per_token,
-            block_tokens=runner.layout.block_tokens,
-            max_batch=places,
-            pid=os.getpid(),
-            tail_tokens=runner.limits.tail_tokens,
-            resident_tokens=residency.max_tokens,
-            sink_multiple=runner.limits.sink_multiple,
-            n_index_heads=len(index_heads),
-            has_slots=runner.limits.ragged_slots,
-            draft_model=draft.name if draft is not None else "",
-        )
+        self.info = _info(self._context, engine, places, len(index_heads))
 
     @property
     def alive(self) -> bool:
@@ -278,6 +260,29 @@ def _with_draft(context: HostContext, draft: Runner | None, budget_nbytes: int |
     from service.engine.host.draft.side import DraftSide
 
     return replace(context, draft=DraftSide(context, draft, budget_nbytes))
+
+
+def _info(context: HostContext, engine: str, places: int, n_index_heads: int) -> EngineInfo:
+    runner, draft = context.runner, context.draft
+    return EngineInfo(
+        engine=engine,
+        model_name=runner.name,
+        compute_dtype=runner.compute_dtype,
+        kv_type=str(runner.layout.kv_type),
+        fingerprint=asdict(runner.fingerprint),
+        fingerprint_digest=runner.fingerprint.digest,
+        max_context=runner.limits.max_context,
+        bytes_per_token=runner.layout.bytes_per_token,
+        block_tokens=runner.layout.block_tokens,
+        max_batch=places,
+        pid=os.getpid(),
+        tail_tokens=runner.limits.tail_tokens,
+        resident_tokens=context.residency.max_tokens,
+        sink_multiple=runner.limits.sink_multiple,
+        n_index_heads=n_index_heads,
+        has_slots=runner.limits.ragged_slots,
+        draft_model=draft.context.runner.name if draft is not None else "",
+    )
 
 
 def _cold_documents(

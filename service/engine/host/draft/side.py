@@ -30,6 +30,9 @@ from service.engine.scheduler.errors import SchedulerClosed
 
 log = logging.getLogger(__name__)
 
+WAIT_S = 0.02
+"""How often it is looked for what comes from another thread."""
+
 
 @dataclass(slots=True)
 class _Following:
@@ -179,7 +182,7 @@ class DraftSide:
         done = self._reading.want(following.main, following.subject)
         over = following.over
         done.add_done_callback(lambda _: over.set() if not done.result() else None)
-        while not over.wait(0.05):
+        while not over.wait(WAIT_S):
             if done.done():
                 return True
         return False
@@ -193,10 +196,11 @@ class DraftSide:
 
     def _sit(self, following: _Following, document: ResidentDocument) -> None:
         """Let the draft model guess for the answer until it is over."""
-        seat = self._seats.take(following.session_id, document.ref, document.token_digest)
         drafting, limits = self.context.scheduler.drafting, self.context.runner.limits
-        if seat is None or drafting is None:
-            return
+        assert drafting is not None
+        while (seat := self._seats.take(following.session_id, document.ref, document.token_digest)) is None:
+            if following.over.wait(WAIT_S):  # that of an answer that has just ended is on its way
+                return
         room = min(limits.tail_tokens, limits.max_context - document.n_tokens)
         follower = Follower(seat.slot, document.handle, drafting.rates, room, seat.rows)
         try:
