@@ -15,6 +15,7 @@ from cache_store.store import SnapshotStore
 from tests.cache_store.recipes import FINGERPRINT, RESIDENT, Recipe
 
 OLD = replace(FINGERPRINT, weights="w0")
+OTHER = replace(FINGERPRINT, weights="draft")
 HOUR = 3600.0
 NOW = 1_900_000_000.0
 
@@ -25,6 +26,11 @@ def document(name: str, n_tokens: int = 43) -> Recipe:
 
 def turn(name: str, n_tokens: int = 8) -> Recipe:
     return Recipe(key=SnapshotKey("alice", "turn", name), n_tokens=n_tokens)
+
+
+def draft(name: str, n_tokens: int = 43) -> Recipe:
+    """What a draft model read of a document, with a fingerprint of its own."""
+    return replace(Recipe(key=SnapshotKey("alice", "draft", name), n_tokens=n_tokens), fingerprint=OTHER)
 
 
 @pytest.fixture
@@ -51,6 +57,8 @@ def test_the_order(open_store: Callable[..., SnapshotStore]) -> None:
     store.serve(FINGERPRINT)
     cases = [
         (replace(document("other-model"), fingerprint=OLD), 0.0, 50),
+        (draft("draft-long-ago"), 90.0, 200),
+        (draft("draft-just-now"), 0.0, 200),
         (turn("long-ago"), 100.0, 3),
         (turn("lately"), 0.5, 1),
         (document("once-long-ago"), 100.0, 1),
@@ -187,6 +195,49 @@ def test_a_turn_takes_the_place_of_nothing_that_is_in_use_just_now(open_store: C
     use(store, recent, 1.0)
     turn("turn").build(store)
     assert order(store) == ["turn"]
+
+
+def test_what_a_draft_model_read_gives_way_to_all_and_takes_the_place_of_drafts_alone(
+    open_store: Callable[..., SnapshotStore],
+) -> None:
+    store = open_store()
+    store.serve(FINGERPRINT)
+    old = document("old", n_tokens=80)
+    old.build(store)
+    use(store, old, 50.0)
+    store = open_store(store.usage() + 100)
+    with pytest.raises(BudgetExceeded):
+        draft("draft").build(store)
+    assert old.read(store) == old.blocks
+    first = open_store()
+    draft("first").build(first)
+    use(first, draft("first"), 1.0)
+    reserved, before = draft("size").begin(first), first.usage()
+    reserved.abort()
+    store = open_store(before - 500)  # for one of them
+    draft("second").build(store)
+    assert {name.key.id for name in store.names()} == {"old", "second"}
+    document("new").build(store)
+    assert {name.key.id for name in store.names()} == {"old", "new"}
+    store.evict_for(None)
+    assert store.names() == []
+
+
+def test_a_draft_is_deleted_with_its_document_and_evicted_without(open_store: Callable[..., SnapshotStore]) -> None:
+    store = open_store()
+    one = document("one")
+    for recipe in (one, draft("one"), draft("lost")):
+        recipe.build(store)
+    assert [candidate.name.key.kind for candidate in store.evict_for(1).gone] == ["draft"]
+    with pytest.raises(SnapshotMiss) as miss:
+        draft("lost").read(store)
+    assert miss.value.reason in (MissReason.EVICTED, MissReason.ABSENT)
+    draft("lost").build(store)
+    store.sweep()
+    assert {name.key.id for name in store.names()} == {"one"}  # "lost" is of no document
+    draft("one").build(store)
+    store.delete(one.key)
+    assert (store.names(), store.usage()) == ([], 0)
 
 
 def test_a_count_that_a_killed_process_left_too_high_is_put_right(
