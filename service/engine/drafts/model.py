@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 FEED_ROWS = 256
 """Tokens of one answer in one forward: so many of a long session are read between two steps of others."""
-_SMALL = 4
+_SMALL = 8
 """Rows of a sequence up to which a forward counts as one that guesses."""
 _MEASURED = 15
 _FIRST_SHARE = 0.15
@@ -63,10 +63,11 @@ class _Asked:
 
 class DraftModel:
     """Guesses by a runner whose thread calls it. What fails ends guessing for the answers of that forward only, unless
-    the device is lost."""
+    the device is lost. `vocab_size`: of the main model, whose rows beyond the tokens that both have may be others."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
         self.runner = runner
+        self._vocab_size = min(vocab_size, runner.limits.vocab_size)
         self.rates = ModelRates()
         self.counters = DraftCounters()
         self._rounds: dict[int, deque[float]] = {}
@@ -99,8 +100,13 @@ class DraftModel:
             self._failed([one], error)
             return None
         tokens = follower.pending(FEED_ROWS)
-        wanted = len(tokens) == follower.n_pending
-        return Rows(follower.slot, follower.document, tokens, logits_from=len(tokens) - wanted)
+        if max(tokens) >= self._vocab_size:
+            follower.end()  # it has no such token
+            return None
+        if len(tokens) <= _SMALL:  # a step that a runner may have captured, with all its logits
+            return Rows(follower.slot, follower.document, tokens)
+        is_all = len(tokens) == follower.n_pending
+        return Rows(follower.slot, follower.document, tokens, logits_from=len(tokens) - is_all)
 
     def _round(self, batch: Sequence[tuple[_Asked, Rows]], prices: Prices) -> list[tuple[_Asked, Rows]]:
         """One forward; what goes on behind it."""
@@ -121,7 +127,7 @@ class DraftModel:
 
     def _next(self, one: _Asked, logits: Any, prices: Prices) -> int | None:
         """Take the likeliest token as the next guess; None where guessing ends with it."""
-        token_id, sure = _likeliest(logits)
+        token_id, sure = _likeliest(logits[: self._vocab_size])
         if not math.isfinite(sure):
             self._failed([one], ValueError("the draft model's logits are not finite"))
             return None
@@ -137,7 +143,7 @@ class DraftModel:
         n, total = len(n_rows), sum(n_rows)
         if max(n_rows) <= _SMALL:
             self._rounds.setdefault(n, deque(maxlen=_MEASURED)).append(seconds)
-        elif n in self._rounds and total >= 8 * n:
+        elif n in self._rounds and total >= 2 * _SMALL * n:
             self._per_row.append(max(seconds - median(self._rounds[n]), 0.0) / (total - n))
 
     def _failed(self, asked: Sequence[_Asked], error: Exception) -> None:

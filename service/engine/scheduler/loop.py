@@ -76,7 +76,7 @@ class Scheduler:
         self.planner = (
             DraftPlanner(limits.draft_tokens, limits.draft_rows or MOST_ROWS) if limits.draft_tokens else None
         )
-        self.drafting = self._lead(draft)
+        self.drafting = self._lead(runner, draft)
         self._runner = runner
         self._draft = draft
         self._prefill_rows = prefill_rows
@@ -94,14 +94,14 @@ class Scheduler:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._thread.start()
 
-    def _lead(self, draft: Runner | None) -> "DraftModel | None":
+    def _lead(self, runner: Runner, draft: Runner | None) -> "DraftModel | None":
         """Have a draft model guess, where guesses are taken at all."""
         if draft is None or self.planner is None:
             return None
         from service.engine.drafts.leader import Leader
         from service.engine.drafts.model import DraftModel
 
-        model = DraftModel(draft)
+        model = DraftModel(draft, runner.limits.vocab_size)
         self.planner.leader = Leader(model)
         return model
 

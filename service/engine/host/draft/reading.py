@@ -128,6 +128,8 @@ class Reading:
     def _compute(self, subject: Subject, token_ids: Sequence[int], cancel: CancelToken) -> None:
         context = self._context
         runner = context.runner
+        if max(token_ids) >= runner.limits.vocab_size:
+            raise ValueError("the document has a token that the draft model has not")
         with context.store.begin(subject.full_key, runner.fingerprint, runner.layout, token_ids) as builder:
             prefill = Prefill(context, token_ids, WHOLE, lambda _: None, cancel)
             try:

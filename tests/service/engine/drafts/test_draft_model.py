@@ -39,7 +39,7 @@ def push(one, tokens):
 
 @pytest.fixture
 def model():
-    return DraftModel(Recording(TEXT, n_slots=8))
+    return DraftModel(Recording(TEXT, n_slots=8), 512)
 
 
 def test_what_was_accepted_is_fed_with_the_first_guess(model):
@@ -114,6 +114,18 @@ def test_it_guesses_no_further_than_its_tail_has_room_and_fails_for_one_answer_a
         model.guess([(follower_of(model.runner, model), 1)], FREE)
 
 
+def test_tokens_that_one_of_the_models_has_not_are_neither_fed_nor_guessed():
+    model = DraftModel(Recording([100, 101, 500], n_slots=8), 480)
+    one = follower(model)
+    [guesses] = model.guess([(one, 4)], FREE)
+    assert guesses[0] == 101
+    assert max(guesses) < 480
+    push(one, [490])  # of the main model alone
+    model.runner.fed.clear()
+    assert model.guess([(one, 4)], FREE) == [[]]
+    assert (model.runner.fed, one.alive) == ([], False)
+
+
 def follower_of(runner, model):
     one = Follower(3, None, ModelRates(model.rates), 100)
     one.begin([1])
@@ -122,7 +134,7 @@ def follower_of(runner, model):
 
 
 def test_guessing_ends_where_it_is_not_sure():
-    model = DraftModel(Recording(TEXT, sure=0.0))  # its logits are random: no token stands out
+    model = DraftModel(Recording(TEXT, sure=0.0), 512)  # its logits are random: no token stands out
     one = follower(model)
     [guesses] = model.guess([(one, 6)], Prices(forward=0.4, row=0.05))
     assert len(guesses) <= 2
@@ -133,7 +145,7 @@ class Bench:
     """A planner with a draft model, whose forward takes `forward_s` of a step."""
 
     def __init__(self, forward_s=0.1, per_row=0.02, documents=()) -> None:
-        self.model = DraftModel(Recording(TEXT, tail_tokens=4096))
+        self.model = DraftModel(Recording(TEXT, tail_tokens=4096), 512)
         self.model.forward_s = lambda n, main_s: forward_s * main_s
         self.planner = DraftPlanner(7)
         self.planner.costs = Costs(per_row)
