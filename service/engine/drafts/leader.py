@@ -4,7 +4,7 @@ A guess of it costs a forward of its own, in the time of which the main model do
 first, and the draft model is asked where its guesses, at that price, give more tokens a second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,15 +77,29 @@ class Leader:
         if n_asked := sum(follower is not None for follower in asked):
             forward_s = self.model.forward_s(n_asked, base_s)
             feed = sum(self._feed_s(one, forward_s) for one in asked if one is not None) / _CAUGHT_UP_IN / base_s
-            for depth in range(1, max(map(len, chances)) + 1):
-                cut = [
-                    of_one if follower is None else of_one[:depth]
-                    for of_one, follower in zip(chances, asked, strict=True)
-                ]
-                speed, counts = planner.fastest(cut, feed + depth * forward_s / base_s)
+            for speed, counts in self._plans(planner, asked, chances, feed, forward_s / base_s):
                 if speed >= (least if best is None else best.speed):
                     best = _Plan(speed, counts, asked, forward_s / base_s)
         return best or self._probe(planner, followers, room, looked_up)
+
+    def _plans(
+        self,
+        planner: "DraftPlanner",
+        asked: Sequence[Follower | None],
+        chances: Sequence[Sequence[float]],
+        feed: float,
+        forward: float,
+    ) -> Iterator[tuple[float, list[int]]]:
+        """The fastest step for each number of forwards of the draft model, and its drafts; for one sequence that of all
+        numbers, since each of its drafts is a forward."""
+        if len(asked) == 1:
+            yield planner.fastest(chances, feed, forward)
+            return
+        for depth in range(1, max(map(len, chances)) + 1):
+            cut = [
+                of_one if follower is None else of_one[:depth] for of_one, follower in zip(chances, asked, strict=True)
+            ]
+            yield planner.fastest(cut, feed + depth * forward)
 
     def _asked(
         self,

@@ -49,12 +49,14 @@ class DraftPlanner:
             drafter.draft(n) if drafter is not None and n else [] for drafter, n in zip(drafters, counts, strict=True)
         ]
 
-    def fastest(self, chances: Sequence[Sequence[float]], more: float = 0.0) -> tuple[float, list[int]]:
+    def fastest(
+        self, chances: Sequence[Sequence[float]], more: float = 0.0, each: float = 0.0
+    ) -> tuple[float, list[int]]:
         """The most tokens that a step can give in the time of one without drafts, and how many drafts of each sequence
-        it takes. `more`: what drafts cost beside their rows, as a multiple of that time."""
+        it takes. `more`: what drafts cost beside their rows, as a multiple of that time, and `each` of them."""
         best = self._likeliest(chances)
         counts = [0] * len(chances)
-        speeds = self._speeds(len(chances), [-chance for chance, _ in best], more)
+        speeds = self._speeds(len(chances), [-chance for chance, _ in best], more, each)
         fastest = max(range(len(speeds)), key=speeds.__getitem__, default=None)
         if fastest is None:
             return float(len(chances)), counts
@@ -76,11 +78,11 @@ class DraftPlanner:
         best = sorted(((-chance, i) for i, of_one in enumerate(chances) for chance in of_one))
         return best[: max(self._most_rows - len(chances), 0)]
 
-    def _speeds(self, n: int, chances: Sequence[float], more: float = 0.0) -> list[float]:
+    def _speeds(self, n: int, chances: Sequence[float], more: float = 0.0, each: float = 0.0) -> list[float]:
         """Tokens in the time of a step of `n` sequences without drafts, with the first of these drafts, the first two,
         ..., as far as others do not wait too long for them."""
         tokens = [n + one for one in accumulate(chances)]
-        costs = [self.costs.ratio(n, n + i) + more for i in range(1, len(chances) + 1)]
+        costs = [self.costs.ratio(n, n + i) + more + i * each for i in range(1, len(chances) + 1)]
         if n > 1:
             costs = list(takewhile(lambda cost: cost <= MOST_SLOWER, costs))
         return [of_step / cost for of_step, cost in zip(tokens, costs, strict=False)]

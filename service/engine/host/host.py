@@ -144,11 +144,12 @@ class EngineHost:
     def release(self, document: DocumentRef) -> ReleaseDone:
         """Drop a document from memory, its answers and builds included, also those over several documents."""
         residency, tier, tails = self._context.residency, self._context.host_tier, self._context.tails
-        drafted = self._context.draft.release(document) if self._context.draft is not None else ReleaseDone(0, 0)
         released = [residency.release(ref) for ref in residency.refs if holds(ref, document)]
         held = [tier.forget(ref) for ref in tier.refs if holds(ref, document)] if tier is not None else []
         n_index = self._context.cold.drop(document)
         tails.drop_document(document)
+        # Last: no answer is left then that would bring it into the draft model's memory again.
+        drafted = self._context.draft.release(document) if self._context.draft is not None else ReleaseDone(0, 0)
         n_objects = sum(each.objects for each in released) + len(held) + (n_index > 0) + drafted.objects
         return ReleaseDone(n_objects, sum(each.nbytes for each in released) + sum(held) + n_index + drafted.nbytes)
 
