@@ -46,6 +46,7 @@ class Reading:
         self._runner = runner
         self._pool = ThreadPoolExecutor(1, "draft-reading")
         self._lock = threading.Lock()
+        self._is_closed = False
         self._open: dict[DocumentRef, _Wanted] = {}
         self._refused: dict[tuple[DocumentRef, str], float] = {}
 
@@ -57,11 +58,11 @@ class Reading:
             if wanted is not None and wanted.subject.token_digest == subject.token_digest:
                 return wanted.done
             wanted = _Wanted(main, subject, token_ids)
-            if self._refused.get((subject.ref, subject.token_digest), 0.0) > time.monotonic():
+            if self._is_closed or self._refused.get((subject.ref, subject.token_digest), 0.0) > time.monotonic():
                 wanted.done.set_result(False)
                 return wanted.done
             self._open[subject.ref] = wanted
-        self._pool.submit(self._run, wanted)
+            self._pool.submit(self._run, wanted)
         return wanted.done
 
     def release(self, ref: DocumentRef) -> None:
@@ -79,6 +80,8 @@ class Reading:
             wanted.cancel.cancel(Reason.DRAIN)
 
     def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
         self.end()
         self._pool.shutdown(wait=True)
 

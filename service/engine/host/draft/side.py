@@ -179,10 +179,7 @@ class DraftSide:
 
     def _read(self, following: _Following) -> bool:
         """Have the document read; whether it was before the answer was over."""
-        over = following.over
-        if over.is_set():
-            return False
-        done = self._reading.want(following.main, following.subject)
+        done, over = self._reading.want(following.main, following.subject), following.over
         done.add_done_callback(lambda _: over.set() if not done.result() else None)
         while not over.wait(WAIT_S):
             if done.done():
