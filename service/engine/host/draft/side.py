@@ -36,7 +36,8 @@ WAIT_S = 0.02
 
 @dataclass(slots=True)
 class _Following:
-    """An answer that the draft model is to follow. `over` once it has ended, or nothing more comes of it."""
+    """An answer that the draft model is to follow. `over` once it has ended, or nothing more comes of it. `is_loading`:
+    the document comes into memory, for the next question too if this answer is over before."""
 
     session_id: str
     main: Subject
@@ -44,10 +45,12 @@ class _Following:
     cancel: CancelToken = field(default_factory=CancelToken)
     over: threading.Event = field(default_factory=threading.Event)
     follower: Follower | None = None
+    is_loading: bool = False
 
     def end(self) -> None:
         self.over.set()
-        self.cancel.cancel(Reason.CLOSED)
+        if not self.is_loading:
+            self.cancel.cancel(Reason.CLOSED)
 
 
 class DraftSide:
@@ -162,7 +165,7 @@ class DraftSide:
                 subject.ref,
                 subject.digest,
                 subject.n_tokens,
-                lambda entry: bring_in(context, subject, entry, following.cancel.check),
+                lambda entry: self._load(following, entry),
                 following.cancel,
             ) as (document, _):
                 self._check(document)
@@ -176,6 +179,10 @@ class DraftSide:
             context.residency.drop(subject.ref)
             context.store.quarantine(subject.full_key, context.runner.fingerprint.digest, MissReason.CANARY, str(error))
         return False
+
+    def _load(self, following: _Following, entry: ResidentDocument) -> None:
+        following.is_loading = True
+        bring_in(self.context, following.subject, entry, following.cancel.check)
 
     def _read(self, following: _Following) -> bool:
         """Have the document read; whether it was before the answer was over."""
@@ -197,6 +204,8 @@ class DraftSide:
         """Let the draft model guess for the answer until it is over."""
         drafting, limits = self.context.scheduler.drafting, self.context.runner.limits
         assert drafting is not None
+        if following.over.is_set():
+            return
         while (seat := self._seats.take(following.session_id, document.ref, document.token_digest)) is None:
             if following.over.wait(WAIT_S):  # that of an answer that has just ended is on its way
                 return
