@@ -13,7 +13,7 @@ from service.engine.host.context import HostContext
 from service.engine.host.kept import Subject
 from service.engine.host.opening import open_full
 from service.engine.host.prefill import Prefill
-from service.engine.host.residency import DocumentTooLarge
+from service.engine.host.residency import DocumentTooLarge, ResidentDocument
 from service.engine.messages import DocumentRef
 from service.engine.protocol import Runner
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
@@ -135,15 +135,12 @@ class Reading:
             raise ValueError("the document has a token that the draft model has not")
         with context.store.begin(subject.full_key, runner.fingerprint, runner.layout, token_ids) as builder:
             prefill = Prefill(context, token_ids, WHOLE, lambda _: None, cancel)
+
+            def load(entry: ResidentDocument) -> None:
+                prefill.run(entry, builder, is_all=True)
+
             try:
-                with context.residency.held(
-                    subject.ref,
-                    subject.digest,
-                    subject.n_tokens,
-                    lambda entry: prefill.run(entry, builder, is_all=True),
-                    cancel,
-                    fresh=True,
-                ):
+                with context.residency.held(subject.ref, subject.digest, subject.n_tokens, load, cancel, fresh=True):
                     pass
             except Cancelled:
                 if cancel.reason is Reason.RELEASED:
