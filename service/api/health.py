@@ -14,12 +14,13 @@ class LiveBody(msgspec.Struct, frozen=True):
 
 
 class ReadyBody(msgspec.Struct, frozen=True):
-    """`engine_ms`: how long one token took just now."""
+    """`engine_ms`: how long one token took just now. `draft_model`: the one that guesses beside `model`, if any."""
 
     status: str
     engine: str
     model: str
     engine_ms: float
+    draft_model: str | None = None
 
 
 class HealthController(Controller):
@@ -40,5 +41,5 @@ class HealthController(Controller):
             detail = " ".join(f"{part}: {what}" for part, what in health.problems.items())
             raise Unavailable(detail, code="not_ready")
         info = services.engine.info
-        body = ReadyBody("ready", info.engine, info.model_name, round(health.engine_ms, 3))
+        body = ReadyBody("ready", info.engine, info.model_name, round(health.engine_ms, 3), info.draft_model or None)
         return Response(body, headers={"Cache-Control": "no-store"})

@@ -41,6 +41,7 @@ def _dimensions(command: Any) -> Any:
 @click.option("--summary", type=int, default=0, help="Tokens chosen of the rest that stay, with --window.")
 @click.option("--users", type=click.IntRange(1), default=1, show_default=True, help="Answers at once.")
 @click.option("--documents", type=click.IntRange(1), default=1, show_default=True, help="That they ask about.")
+@click.option("--draft-model", default="", help="A model beside it that guesses: a directory or a name.")
 @click.option("--disk", type=float, default=0.0, help="What the disk reads in GB/s.")
 @retention_option
 @json_option
@@ -92,6 +93,7 @@ def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         resident_nbytes=0,
         compute=_compute(settings.compute_dtype),
         disk_gbps=options["disk"],
+        draft=_draft(options["draft_model"], model, settings.models_dir) if options["draft_model"] else None,
     )
     return facts, card, wanted
 
@@ -104,8 +106,26 @@ def _facts(model: str | None, options: dict[str, Any], models_dir: Path) -> Any:
         sizes = ("layers", "kv_heads", "head_dim", "weights_gb", "bits", "heads", "hidden", "intermediate", "vocab")
         given = {name: options[name] for name in sizes}
         return from_dimensions(Dimensions(**given, params_b=options["params"], max_context=options["max_context"]))
+    return read_model(_place(model, models_dir))
+
+
+def _place(model: str, models_dir: Path) -> Path:
     path = Path(model).expanduser()
-    return read_model(path if path.exists() or "/" in model else models_dir / model)
+    return path if path.exists() or "/" in model else models_dir / model
+
+
+def _draft(draft: str, model: str | None, models_dir: Path) -> Any:
+    """Its facts; other tokens than the model's are a problem of it, where both have a tokenizer's file."""
+    from dataclasses import replace
+
+    from service.engine.models.draft import first_difference
+    from service.planning.headers import read_model
+
+    facts, places = read_model(_place(draft, models_dir)), [_place(name, models_dir) for name in (model, draft) if name]
+    if len(places) < 2 or not all((place / "tokenizer.json").is_file() for place in places):
+        return facts
+    found = first_difference(*places)
+    return replace(facts, problems=(*facts.problems, f"it has other tokens: {found}")) if found else facts
 
 
 def _compute(dtype: str) -> str:

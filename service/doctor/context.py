@@ -1,6 +1,6 @@
 """What checks look at: the settings, the probes, and the model as the settings name it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cache_store.layout import KVType
@@ -37,6 +37,11 @@ class Context:
     def on_card(self) -> bool:
         return self.settings.engine == "exl2"
 
+    @property
+    def draft_dir(self) -> Path | None:
+        """The draft model that the engine loads; None without one."""
+        return self.settings.draft_model_dir if self.settings.speculation != "off" else None
+
     def finding(self, check: str) -> "Say":
         return Say(check)
 
@@ -65,11 +70,12 @@ class Context:
             return "the llamacpp engine plans its memory by rules of its own: the plan is in the log of its start"
         try:
             model = read_model(self.model_dir)
+            draft = read_model(self.draft_dir) if self.draft_dir is not None else None
         except ModelError as error:
             return str(error)
         if (card := self.card()) is None:
             return "there is no NVIDIA card"
-        return make_plan(model, card, self._wanted(model))[0]
+        return make_plan(model, card, replace(self._wanted(model), draft=draft))[0]
 
     def _wanted(self, model: ModelFacts) -> Wanted:
         """With a context that was chosen all of it, else as much as is usual, or as the model has."""

@@ -16,6 +16,7 @@ CHECKS: dict[str, Callable[[Context], Finding]] = {
     "kernels": build_checks.kernels,
     "dtype": build_checks.dtype,
     "model": model_checks.model,
+    "draft-model": model_checks.draft_model,
     "gptq": model_checks.gptq,
     "cache-size": model_checks.cache_size,
     "host-memory": model_checks.host_memory,

@@ -5,11 +5,14 @@ from service.doctor.context import Context
 from service.doctor.findings import Finding
 from service.engine.ledger import GIB
 from service.engine.models.card import check_engine, check_kv_type, load_card
+from service.engine.models.draft import check_draft
 from service.engine.models.errors import ModelError
 from service.engine.models.quantized import find_quantization
 from service.engine.torch_engine.ledger import machine_memory
 
 _SMALL_GROUP = 32
+_LARGEST_SHARE = 3
+"""A draft model of more than a third of the model's parameters gains nothing."""
 _FAKE = "the fake engine has no model"
 
 
@@ -25,6 +28,31 @@ def model(context: Context) -> Finding:
     except ModelError as error:
         return say.fail(str(error), "`preread models list` shows what there is; `preread models import` makes one")
     return say.ok(f"{card.name}: {card.architecture}, {card.quantization} weights, KV {settings.kv_type}")
+
+
+def draft_model(context: Context) -> Finding:
+    """Whether the model that guesses has the same tokens, is served by this engine, and is smaller."""
+    say, settings = context.finding("draft-model"), context.settings
+    if settings.draft_model_dir is None:
+        return say.skip("PREREAD_DRAFT_MODEL names none")
+    try:
+        card = check_draft(context.model_dir, settings.draft_model_dir, settings.engine)
+        main = load_card(context.model_dir)
+    except ModelError as error:
+        return say.fail(str(error), "take a smaller model of the same family, or unset PREREAD_DRAFT_MODEL")
+    if settings.speculation == "off":
+        return say.warn(
+            "PREREAD_SPECULATION=off: it is not loaded", "set PREREAD_SPECULATION to auto, or unset PREREAD_DRAFT_MODEL"
+        )
+    if card.n_parameters * _LARGEST_SHARE > main.n_parameters:
+        return say.warn(
+            f"{card.name} has {card.n_parameters / main.n_parameters:.0%} of the parameters of {main.name}: a guess "
+            "takes nearly as long as a token",
+            "take one of a tenth of the size, or unset PREREAD_DRAFT_MODEL",
+        )
+    return say.ok(
+        f"{card.name}: {card.n_parameters / main.n_parameters:.0%} of the size of {main.name}, the same tokens"
+    )
 
 
 def gptq(context: Context) -> Finding:

@@ -1,9 +1,14 @@
 """The memory plan by the engine's own rules: on a card those of the exl2 engine, else those of the torch engine."""
 
-from service.engine.exl2_engine.graph_sizes import CONTEXTS, step_rows
-from service.engine.exl2_engine.ledger import PORTABLE_NBYTES, Sizes, ledger_of
-from service.engine.ledger import CardMemory, Ledger
+from dataclasses import replace
+
+from cache_store.layout import KVType
+from service.engine.exl2_engine.graph_sizes import CONTEXTS, DRAFT_TOKENS, step_rows
+from service.engine.exl2_engine.ledger import LIBRARIES as ON_CARD
+from service.engine.exl2_engine.ledger import PORTABLE_NBYTES, Sizes, block_table_nbytes, ledger_of
+from service.engine.ledger import ALONE, Beside, CardMemory, Ledger
 from service.engine.torch_engine.ledger import ITEMSIZE, HostSizes, HostWeights, document_layout_nbytes, host_ledger
+from service.engine.torch_engine.ledger import LIBRARIES as ON_PROCESSOR
 from service.planning.cards import FIRST_TRITON, Card
 from service.planning.model import ModelFacts
 from service.planning.request import INDEX_NBYTES, Wanted, layout_of
@@ -34,24 +39,44 @@ def step_nbytes(model: ModelFacts, card: Card, wanted: Wanted) -> int:
 
 
 def _on_card(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
+    drafted, beside = 0, ALONE  # guesses only where asked for
+    if wanted.draft is not None:
+        drafted, beside = DRAFT_TOKENS, _draft_on_card(wanted.draft, card, wanted)
+    index = wanted.is_windowed or (model.kind != "dimensions" and model.index_heads)
+    sizes = _sizes(model, card, wanted, drafted, wanted.n_slots, INDEX_NBYTES if index else 0)
+    free = max(0, card.free_nbytes - CONTEXT_NBYTES)
+    memory = CardMemory(free=free, total=card.memory_nbytes)
+    return ledger_of(model.shape, model.footprint, layout_of(model.shape, wanted.kv_type), sizes, memory, beside)
+
+
+def _draft_on_card(draft: ModelFacts, card: Card, wanted: Wanted) -> Beside:
+    layout = layout_of(draft.shape, _kv_type(draft, wanted))
+    sizes = _sizes(draft, card, wanted, DRAFT_TOKENS, wanted.draft_slots, 0)
+    own = ledger_of(draft.shape, draft.footprint, layout, replace(sizes, reserve_nbytes=0), CardMemory(0, 0))
+    return own.beside((ON_CARD,), block_table_nbytes(layout))
+
+
+def _kv_type(draft: ModelFacts, wanted: Wanted) -> KVType:
+    """As the engine chooses it (`models.draft.draft_kv_type`); the model's where nothing was measured yet."""
+    return wanted.kv_type if draft.allowed_kv is None or wanted.kv_type in draft.allowed_kv else KVType.FP16
+
+
+def _sizes(model: ModelFacts, card: Card, wanted: Wanted, drafted: int, n_slots: int, index_nbytes: int) -> Sizes:
     shape = model.shape
     widest = max(shape.hidden, shape.intermediate, shape.query_width)
-    rows = tuple(step_rows(wanted.users, 0, shape.n_heads // shape.n_kv_heads))  # guesses only where asked for
-    sizes = Sizes(
+    rows = tuple(step_rows(wanted.users, drafted, shape.n_heads // shape.n_kv_heads))
+    return Sizes(
         max_context=wanted.room_tokens,
-        n_slots=wanted.n_slots,
+        n_slots=n_slots,
         tail_tokens=wanted.tail_tokens,
         rope_rows=EXL2_ROPE_ROWS,
         max_dq_elements=model.footprint.largest_matrix + EXL2_DQ_STEP * widest,
         graph_rows=rows if _captures(card) else (),
         graph_contexts=len(CONTEXTS) + 2,
         portable_nbytes=0 if _captures(card) else PORTABLE_NBYTES,
-        index_nbytes=INDEX_NBYTES if wanted.is_windowed or (model.kind != "dimensions" and model.index_heads) else 0,
+        index_nbytes=index_nbytes,
         reserve_nbytes=wanted.reserve_nbytes,
     )
-    free = max(0, card.free_nbytes - CONTEXT_NBYTES)
-    memory = CardMemory(free=free, total=card.memory_nbytes)
-    return ledger_of(shape, model.footprint, layout_of(shape, wanted.kv_type), sizes, memory)
 
 
 def _captures(card: Card) -> bool:
@@ -60,9 +85,17 @@ def _captures(card: Card) -> bool:
 
 
 def _on_processor(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
+    layout, memory = layout_of(model.shape, wanted.kv_type), CardMemory(card.free_nbytes, card.memory_nbytes)
+    documents = wanted.room_tokens * document_layout_nbytes(layout, ITEMSIZE[wanted.compute])
+    sizes = HostSizes(wanted.users, wanted.tail_tokens, max(documents, wanted.resident_nbytes))
+    beside = ALONE
+    if (draft := wanted.draft) is not None:
+        own_layout, own_sizes = layout_of(draft.shape, _kv_type(draft, wanted)), replace(sizes, documents_nbytes=0)
+        own = host_ledger(_weights(draft, wanted), draft.shape, own_layout, own_sizes, memory)
+        beside = own.beside((ON_PROCESSOR,))
+    return host_ledger(_weights(model, wanted), model.shape, layout, sizes, memory, beside)
+
+
+def _weights(model: ModelFacts, wanted: Wanted) -> HostWeights:
     itemsize = ITEMSIZE[wanted.compute]
-    weights = HostWeights(model.n_parameters, model.joined_params, model.stored_itemsize or itemsize, itemsize)
-    layout = layout_of(model.shape, wanted.kv_type)
-    documents = max(wanted.room_tokens * document_layout_nbytes(layout, itemsize), wanted.resident_nbytes)
-    sizes = HostSizes(wanted.users, wanted.tail_tokens, documents)
-    return host_ledger(weights, model.shape, layout, sizes, CardMemory(card.free_nbytes, card.memory_nbytes))
+    return HostWeights(model.n_parameters, model.joined_params, model.stored_itemsize or itemsize, itemsize)

@@ -99,6 +99,8 @@ def _codes(model: ModelFacts, kv_type: KVType) -> float:
 def _refusals(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
     """What no memory would change."""
     found = list(model.problems)
+    if wanted.draft is not None:
+        found += _draft_refusals(card, wanted.draft)
     if card.capability is not None and card.capability < FIRST_EXL2:
         found.append(
             f"the exl2 engine needs sm_70 or newer, and {card.name} is of {card.architecture}: serve a GGUF by "
@@ -118,6 +120,13 @@ def _refusals(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
         )
     if wanted.is_windowed and not model.index_heads:
         found.append(f"windowed documents need index heads: run `preread models index-heads {model.name}`")
+    return found
+
+
+def _draft_refusals(card: Card, draft: ModelFacts) -> list[str]:
+    found = [f"the draft model {draft.name}: {problem}" for problem in draft.problems]
+    if card.is_cpu and draft.is_quantized:
+        found.append(f"the draft model {draft.name}: {draft.label} weights need an NVIDIA card")
     return found
 
 
@@ -180,6 +189,7 @@ def _wanted(wanted: Wanted) -> dict[str, Any]:
         "context": wanted.context, "kv_type": str(wanted.kv_type), "users": wanted.users,
         "documents": wanted.documents, "rows": wanted.rows, "windowed": wanted.is_windowed,
         "retention": None if wanted.kept is None else msgspec.to_builtins(wanted.kept),
+        "draft_model": None if wanted.draft is None else wanted.draft.name,
     }  # fmt: skip
 
 

@@ -23,6 +23,8 @@ def _lines(plan: Plan, ledger: Ledger) -> Iterator[str]:
     )
     how = f"{wanted['rows']:,} rows of it in memory" if wanted["windowed"] else "kept whole"
     yield f"document of {wanted['context']:,} tokens, {how}; KV {wanted['kv_type']}; {wanted['users']} at once"
+    if wanted["draft_model"]:
+        yield f"draft model: {wanted['draft_model']}, with as many tokens of documents"
     yield ""
     yield "FITS" if plan.fits else "DOES NOT FIT"
     yield from (f"  {problem}" for problem in plan.problems)

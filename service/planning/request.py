@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from cache_store.layout import KVLayout, KVType
 from service.core.wishes import FULL, PRESETS, Kept, Wish
 from service.engine.exl2_engine.scratch import Shape
+from service.planning.model import ModelFacts
 
 GIB = 1 << 30
 IDLE_TAILS = 4
@@ -19,6 +20,7 @@ INDEX_NBYTES = 512 << 20
 class Wanted:
     """`context`: tokens of a document; `users` ask at once, about `documents` different ones; `kept` None keeps whole
     documents. `tail_tokens`: of turns that a session comes to have. `disk_gbps`: 0 is not known.
+    `draft`: a model that guesses for it, of which as many tokens are kept.
     """
 
     context: int = 32_768
@@ -31,11 +33,17 @@ class Wanted:
     resident_nbytes: int = 2 * GIB
     compute: str = "float32"
     disk_gbps: float = 0.0
+    draft: ModelFacts | None = None
 
     @property
     def n_slots(self) -> int:
         """Tails that the engine makes room for, as the service starts it."""
         return self.users + IDLE_TAILS + PROBE_TAILS
+
+    @property
+    def draft_slots(self) -> int:
+        """Tails of a draft model, which keeps no turns."""
+        return self.users + PROBE_TAILS
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ async def test_live_and_ready(client, engine):
     assert (await client.get("/health/live")).json() == {"status": "live"}
     ready = await client.get("/health/ready")
     assert ready.status_code == 200
-    assert ready.json() == {"status": "ready", "engine": "fake", "model": "fake", "engine_ms": 0.1}
+    assert ready.json() == {"status": "ready", "engine": "fake", "model": "fake", "engine_ms": 0.1, "draft_model": None}
 
 
 @pytest.mark.anyio

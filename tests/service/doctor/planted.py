@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cache_store.speeds import SpeedBook
@@ -115,6 +116,19 @@ class Planted:
             if self.imported:
                 save_card(_card(directory), directory)
         return directory
+
+    def add_draft_model(self, n_parameters: int = 51_200, vocab: dict[str, int] | None = None) -> None:
+        """A model beside it that guesses, named in the settings; with other tokens where `vocab` is given."""
+        directory = self.root / "models" / "small"
+        write_model(directory)
+        card = msgspec.structs.replace(_card(directory), name="small", n_parameters=n_parameters)
+        if vocab is not None:
+            for place, pieces in ((self._model(), {"a": 0}), (directory, vocab)):
+                (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": pieces, "merges": []}}))
+            digests = msgspec.structs.replace(card.digests, tokenizer="1" * 32)
+            card = msgspec.structs.replace(card, digests=digests)
+        save_card(card, directory)
+        self.changes["draft_model"] = str(directory)
 
 
 def _card(directory: Path) -> ModelCard:

@@ -94,6 +94,13 @@ FAULTS: dict[str, dict[str, Callable[[Planted], None]]] = {
         ),
     },
     "model": {"not imported": has(imported=False), "a damaged card": file("models/big/preread.json", "{")},
+    "draft-model": {
+        "that is missing": setting(draft_model="nowhere"),
+        "of other tokens": lambda machine: machine.add_draft_model(vocab={"b": 0}),
+        "as large as the model": lambda machine: machine.add_draft_model(n_parameters=500_000),
+        "that is never asked": both(setting(speculation="off"), Planted.add_draft_model),
+        "of llama.cpp": both(setting(engine="llamacpp"), Planted.add_draft_model),
+    },
     "gptq": {
         "small groups": has(model={"quantization_config": GPTQ | {"group_size": 32, "desc_act": False}}),
         "act-order": has(model={"quantization_config": GPTQ | {"group_size": 128, "desc_act": True}}),
@@ -140,7 +147,10 @@ FAULTS: dict[str, dict[str, Callable[[Planted], None]]] = {
     },
     "redis-persistence": {"dumps": redis("save", "60 1000"), "a log": redis("appendonly", "yes")},
 }  # fmt: skip
-HEALTHY = {"gptq": has(model={"quantization_config": GPTQ | {"group_size": 128, "desc_act": False}})}
+HEALTHY: dict[str, Callable[[Planted], None]] = {
+    "gptq": has(model={"quantization_config": GPTQ | {"group_size": 128, "desc_act": False}}),
+    "draft-model": Planted.add_draft_model,
+}
 """Where a check has nothing to look at, what is good of its kind."""
 TRAPS = {
     "layers silently left on the CPU": "off-card",

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,8 @@ from gguf import GGUFWriter
 
 from cache_store.layout import KVLayout, KVType
 from service.cli import main
-from service.engine.exl2_engine import loading
+from service.engine.exl2_engine import loading, loading_pair
+from service.engine.exl2_engine.graph_sizes import DRAFT_TOKENS
 from service.engine.models.errors import ModelNotFound, SourceRefused
 from service.planning import request
 from service.planning.cards import CARDS
@@ -223,3 +225,28 @@ def test_the_engine_plans_the_same_to_the_byte(tmp_path: Path, monkeypatch: pyte
     model: Any = SimpleNamespace(max_context=32_768, n_heads=40, head_dim=128)
     theirs = loading.plan(directory, model, KVLayout(64, 8, 128, KVType.K8V4), options)
     assert plan_ledger(read_model(directory), card, wanted) == theirs
+
+    small = write(tmp_path / "small", exl2, {"quant_method": "exl2", "bits": 4.0})
+    tall: Any = SimpleNamespace(**vars(model), kv_types={}, layout=lambda kv_type: KVLayout(64, 8, 128, kv_type))
+    monkeypatch.setattr(loading_pair, "load_card", lambda _: tall)
+    options = replace(options, draft_tokens=DRAFT_TOKENS)
+    beside = loading_pair.draft_beside(small, replace(options, n_slots=wanted.draft_slots, index_nbytes=0))
+    both = loading.plan(directory, model, KVLayout(64, 8, 128, KVType.K8V4), options, beside)
+    assert plan_ledger(read_model(directory), card, replace(wanted, draft=read_model(small))) == both
+    assert both.pool_blocks < theirs.pool_blocks / 2
+
+
+def test_a_draft_model_is_planned_for(tmp_path: Path) -> None:
+    model = str(write(tmp_path / "m", exl2, {"quant_method": "exl2", "bits": 4.0}))
+    small = write(tmp_path / "small", exl2, {"quant_method": "exl2", "bits": 4.0})
+    alone = json.loads(preread(model, "--card", "h200", "--json").output)
+    both = json.loads(preread(model, "--card", "h200", "--draft-model", str(small), "--json").output)
+    assert (alone["wanted"]["draft_model"], both["wanted"]["draft_model"]) == (None, "small")
+    names = {line["name"] for line in both["ledger"]["lines"]} - {line["name"] for line in alone["ledger"]["lines"]}
+    assert names == {f"draft model: {part}" for part in ("weights", "tails", "its steps", "documents")}
+    assert both["ledger"]["document_tokens"] < alone["ledger"]["document_tokens"] / 2
+    assert "draft model: small" in preread(model, "--card", "h200", "--draft-model", str(small)).output
+    for directory, piece in ((tmp_path / "m", "a"), (small, "b")):
+        (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {piece: 0}, "merges": []}}))
+    refused = preread(model, "--card", "h200", "--draft-model", str(small), exit_code=1)
+    assert "the draft model small: it has other tokens: token 0 is 'a' in the model, and 'b'" in refused.output
