@@ -20,6 +20,7 @@ PARTS = {
     "memory": ("benchmarks.gpu_memory", 80.0),
     "decode": ("benchmarks.gpu_decode", 160.0),
     "speculation": ("benchmarks.gpu_speculation", 150.0),
+    "draft": ("benchmarks.gpu_draft", 150.0),
     "prefill": ("benchmarks.gpu_prefill", 140.0),
     "restore": ("benchmarks.gpu_restore", 90.0),
     "resume": ("benchmarks.gpu_resume", 250.0),

@@ -34,10 +34,14 @@ TINY = {
 }
 SMALL = {"layers": 6, "hidden": 1024, "intermediate": 2816, "heads": 8, "kv_heads": 2, "vocab": 32000}
 """Of an EXL2 model that loads in a second, for what does not depend on speed."""
+DRAFT = {"layers": 16, "hidden": 2048, "intermediate": 8192, "heads": 16, "kv_heads": 4}
+"""Of an EXL2 model of 1B shape with the vocabulary of the large one, that guesses for it."""
+SHAPES: dict[str, dict[str, int]] = {"big": {}, "small": SMALL, "draft": DRAFT}
 
 
 def model_dir(arguments: argparse.Namespace, size: str) -> Path:
-    """A directory of the synthetic model `big` (27B-shaped) or `small`, made once; in a dry run a tiny plain one."""
+    """A directory of the synthetic model `big` (27B-shaped), `draft` or `small`, made once; in a dry run a tiny plain
+    one."""
     work = Path(arguments.work)
     if arguments.dry:
         return tiny_model(work)
@@ -46,7 +50,7 @@ def model_dir(arguments: argparse.Namespace, size: str) -> Path:
     target = work / f"exl2-{size}"
     if not (target / "preread.json").exists():
         shutil.rmtree(target, ignore_errors=True)
-        make(Recipe() if size == "big" else Recipe(**SMALL), target)
+        make(Recipe(**SHAPES[size]), target)
     return target
 
 

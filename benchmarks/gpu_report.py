@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.bench_report import PERFORMANCE, table, write_section
 
-ORDER = ("ceilings", "memory", "decode", "speculation", "prefill", "restore", "resume", "service", "windowed")
+ORDER = ("ceilings", "memory", "decode", "speculation", "draft", "prefill", "restore", "resume", "service", "windowed")
 ORDER += ("failures", "parity", "convert")
 HEADER = ("what", "figure", "spread", "physical bound", "beside it", "target", "met")
 

@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import (
     gpu_decode,
+    gpu_draft,
     gpu_failures,
     gpu_parity,
     gpu_prefill,
@@ -24,6 +25,7 @@ from benchmarks.gpu_lib import Result
 from benchmarks.gpu_models import Want, opened, tiny_model
 from cache_store.codec import decode_records, encode_records
 from cache_store.layout import KVLayout, KVType
+from service.engine.protocol import Rows
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +133,31 @@ def test_speculation(arguments, work, monkeypatch):
     assert result.raw["k8v4 64 tokens, 3 guesses, all right"][1] == pytest.approx(23 / 6)
     assert result.raw["k8v4 64 tokens, 7 guesses, 7, 2, 5 and 0 right in turn"][1] == pytest.approx(23 / 5)
     assert result.raw["k8v4 64 tokens, a quotation, guesses looked up and planned as served"][1] >= 1
+
+
+def test_draft(arguments, work, monkeypatch):
+    for name in ("STEPS", "WARM_UP", "TURNS"):
+        monkeypatch.setattr(gpu_draft, name, 2)
+    arguments.tokens, arguments.contexts = 24, "300"
+    result = Result("draft", "s.py", arguments)
+    gpu_draft.measure(result, arguments, work / "tiny", work / "tiny")
+    found = rows(arguments, "draft")
+    assert "k8v4, 300 tokens, a step of the draft model" in found
+    assert "k8v4, 300 tokens, without a draft model" in found
+    assert len(found) == 2 + len(gpu_draft.RIGHT)
+
+
+def test_a_told_draft_model_is_right_as_often_as_it_shall_be():
+    class Silent:
+        def forward(self, batch):
+            return [torch.zeros(len(each.tokens) - each.logits_from, 200) for each in batch]
+
+    script = [70, 90, 110, 64]
+    telling = gpu_draft.Telling(Silent(), script, [True, False, True, True])
+    (first,) = telling.forward([Rows(0, None, gpu_draft.PROMPT, logits_from=len(gpu_draft.PROMPT) - 1)])
+    (rest,) = telling.forward([Rows(0, None, [70, 91, 90, 110, 64])])
+    assert first.argmax(1).tolist() == [70]
+    assert rest.argmax(1).tolist() == [91, 110, 110, 64, 0]
 
 
 def test_windowed(arguments, work, tmp_path):
