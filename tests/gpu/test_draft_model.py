@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from cache_store.layout import KVType
-from service.engine.drafts import leader
 from service.engine.exl2_engine.loading import Options, load_runner
 from service.engine.factory import EngineConfig, open_host
 from service.engine.ledger import MemoryPlanRefused
 from service.engine.models.gate import gate_text
 from service.engine.protocol import Rows
 from service.engine.tokenizer import Tokenizer
-from tests.service.engine.draft_pair import Pair, read_ask_restart
+from tests.service.engine.draft_pair import Pair, make_guesses_free, read_ask_restart
 
 pytestmark = [pytest.mark.gpu, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -33,8 +32,7 @@ def text(demo_model):
 
 @pytest.fixture
 def pair(demo_model, text, tmp_path, monkeypatch):
-    """Of a twin each guess takes as long as a token: it is asked all the same."""
-    monkeypatch.setattr(leader, "LEAST_GAIN", 0.0)
+    make_guesses_free(monkeypatch)
     config = {"engine": "exl2", "kv_type": "fp16", "tail_tokens": 512, "max_batch": 2, "host_budget_nbytes": 0}
     config |= {"gpu_pool_nbytes": 64 * 256 * 48 * 1024}
     yield Pair(tmp_path, demo_model, text, config)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from service.engine.digests import digest_of
+from service.engine.drafts.planner import DraftPlanner
 from service.engine.factory import EngineConfig, open_host
 from service.engine.host.host import EngineHost
 from service.engine.messages import (
@@ -24,6 +26,7 @@ from service.engine.messages import (
     TurnRef,
 )
 from service.engine.models.card import load_card, save_card
+from tests.service.engine.draft_runner import Costs
 
 DOC = DocumentRef("own", "doc")
 WAIT_S = 120.0
@@ -103,6 +106,17 @@ class Pair:
         while not host.stats().draft_guessed_tokens_total:
             assert time.monotonic() < end, "the draft model guesses nothing"
             self.ask(host, question, session="until", max_tokens=max_tokens)
+
+
+def make_guesses_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twin is as slow as the model: it is asked all the same, for as many guesses as a step takes."""
+    before = DraftPlanner.__init__
+
+    def init(self: DraftPlanner, *args: int) -> None:
+        before(self, *args)
+        self.costs = Costs()  # pyright: ignore[reportAttributeAccessIssue]
+
+    monkeypatch.setattr(DraftPlanner, "__init__", init)
 
 
 def said(done: AnswerDone) -> list[int]:

@@ -6,18 +6,16 @@ from dataclasses import replace
 import pytest
 
 from cache_store.layout import KVType
-from service.engine.drafts import leader
 from service.engine.exl2_engine.pool import block_nbytes
 from service.engine.models.card import load_card
-from tests.service.engine.draft_pair import DOC, Pair, read_ask_restart
+from tests.service.engine.draft_pair import DOC, Pair, make_guesses_free, read_ask_restart
 
 BLOCKS = 12
 
 
 @pytest.fixture
 def pair(tiny_dir, tmp_path, ids, monkeypatch):
-    """Of a twin each guess takes as long as a token: it is asked all the same."""
-    monkeypatch.setattr(leader, "LEAST_GAIN", 0.0)
+    make_guesses_free(monkeypatch)
     config = {"engine": "exl2", "device": "cpu", "kv_type": "k8v4", "tail_tokens": 256, "max_batch": 2}
     block = block_nbytes(load_card(tiny_dir).layout(KVType.K8V4))
     config |= {"resident_budget_nbytes": BLOCKS * block, "threads": 1}
