@@ -30,7 +30,7 @@ from benchmarks.gpu_speculation import Told
 from cache_store.layout import KVType
 from service.engine.drafts.drafter import Drafter
 from service.engine.drafts.follower import Follower
-from service.engine.protocol import Rows, Runner
+from service.engine.protocol import Best, Rows, Runner
 from service.engine.scheduler.loop import Scheduler
 from service.engine.scheduler.sequence import Sequence as Answer
 
@@ -42,7 +42,8 @@ MOST_SLOWER = 0.03
 PROMPT = list(range(3, 33))
 FIRST_ID = 64
 """Of the script, whose tokens are even: a wrong guess is the odd number behind a right one."""
-SURE = 1e4
+SURE, LARGEST = 1.0, 1e4
+"""What the draft model is told to give its guesses: a probability, or where that is not asked for a logit."""
 STEPS, WARM_UP = 40, 6
 TURNS = 2
 
@@ -69,9 +70,14 @@ class Telling:
     def forward(self, batch: Sequence[Rows]) -> list[Any]:
         self.n_steps += 1
         found = self._runner.forward(batch)
-        for rows, logits in zip(batch, found, strict=True):
-            for token, row in zip(rows.tokens[rows.logits_from :], logits, strict=True):
-                row[self._next(token)] = SURE
+        return [self._told(rows, of_rows) for rows, of_rows in zip(batch, found, strict=True)]
+
+    def _told(self, rows: Rows, found: Any) -> Any:
+        said = [self._next(token) for token in rows.tokens[rows.logits_from :]]
+        if isinstance(found, list):
+            return [Best(token_id, is_finite=True, sure=SURE) for token_id in said]
+        for token_id, row in zip(said, found, strict=True):
+            row[token_id] = LARGEST
         return found
 
     def _next(self, token: int) -> int:
@@ -113,7 +119,7 @@ class Draft:
                 runner.free_document(document)
 
     def _draft_step(self, document: Any, n_context: int, weights: int) -> float:
-        samples = timed(self.draft, document, 1)
+        samples = timed(self.draft, document, 1, how_sure=True)
         seconds, nbytes = median(samples), weights + n_context * self.draft.layout.bytes_per_token
         bound = nbytes / self.copy
         self.result.raw[f"{self.kv} {n_context} draft step"] = seconds
@@ -208,13 +214,14 @@ class Draft:
         return Drafter([], PROMPT, scheduler.planner.rates, lambda: follower)
 
 
-def timed(runner: Runner, document: Any, n_rows: int) -> list[float]:
+def timed(runner: Runner, document: Any, n_rows: int, *, how_sure: bool = False) -> list[float]:
     """Seconds of steps of rows of one sequence, that are taken back; on the scheduler's thread."""
     slot, samples = runner.new_tail(), []
     runner.forward([Rows(slot, document, PROMPT, logits_from=len(PROMPT) - 1)])
     for i in range(WARM_UP + STEPS):
         started = time.perf_counter()
-        runner.forward([Rows(slot, document, [5 + (i + k) % 97 for k in range(n_rows)])])
+        tokens = [5 + (i + k) % 97 for k in range(n_rows)]
+        runner.forward([Rows(slot, document, tokens, only_best=True, how_sure=how_sure)])
         samples.append(time.perf_counter() - started)
         runner.truncate_tail(slot, len(PROMPT))
     runner.free_tail(slot)
@@ -233,7 +240,7 @@ def measure(result: Result, arguments: argparse.Namespace, directory: Path, draf
             f"A step reads {weights[0] / 1e9:.2f} GB of the model's weights, {weights[1] / 1e9:.2f} GB of the draft's."
         )
         for n in contexts:
-            result.attempt(f"at {n}", lambda n=n: made.context(n, weights), needs_s=12)
+            result.attempt(f"at {n}", lambda n=n: made.context(n, weights), needs_s=20)
 
 
 def main() -> None:

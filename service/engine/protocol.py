@@ -76,7 +76,7 @@ class Rows:
 
     With `refeed` the first token is the document's last one: its query is computed for its logits, its KV is not
     stored a second time. `logits_from`: index of the first row whose logits are wanted (often the last). `only_best`:
-    nobody asks for more than the best token of each of them.
+    nobody asks for more than the best token of each of them; with `how_sure` also for its probability.
     """
 
     slot: int
@@ -85,15 +85,17 @@ class Rows:
     refeed: bool = False
     logits_from: int = 0
     only_best: bool = False
+    how_sure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
     """The best token of a row, in place of its logits; the first of equally good ones. `is_finite`: whether all logits
-    were."""
+    were. `sure`: its probability, where some row of the step asks `how_sure`, else 0."""
 
     token_id: int
     is_finite: bool
+    sure: float = 0.0
 
 
 class Waitable(Protocol):

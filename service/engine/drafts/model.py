@@ -8,7 +8,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from service.engine.drafts.follower import Follower, ModelRates
-from service.engine.protocol import Rows, Runner
+from service.engine.protocol import Best, Rows, Runner
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +108,10 @@ class DraftModel:
             follower.end()  # it has no such token
             return None
         if len(tokens) <= _SMALL:  # a step that a runner may have captured, with all its logits
-            return Rows(follower.slot, follower.document, tokens)
+            return Rows(follower.slot, follower.document, tokens, only_best=True, how_sure=True)
         is_all = len(tokens) == follower.n_pending
-        return Rows(follower.slot, follower.document, tokens, logits_from=len(tokens) - is_all)
+        first = len(tokens) - is_all
+        return Rows(follower.slot, follower.document, tokens, logits_from=first, only_best=True, how_sure=True)
 
     def _round(self, batch: Sequence[tuple[_Asked, Rows]], prices: Prices) -> list[tuple[_Asked, Rows]]:
         """One forward; what goes on behind it."""
@@ -126,14 +127,16 @@ class DraftModel:
         for (one, rows), of_one in zip(batch, logits, strict=True):
             self.counters.prefilled_tokens += one.follower.fed(rows.tokens)
             if len(of_one) and (token_id := self._next(one, of_one[-1], prices)) is not None:
-                going.append((one, Rows(rows.slot, rows.document, [token_id])))
+                going.append((one, replace(rows, tokens=[token_id], logits_from=0)))
         return going
 
     def _next(self, one: _Asked, logits: Any, prices: Prices) -> int | None:
         """Take the likeliest token as the next guess; None where guessing ends with it."""
-        token_id, sure = _likeliest(logits[: self._vocab_size])
+        token_id, sure = _likeliest(logits, self._vocab_size)
         if not math.isfinite(sure):
             self._failed([one], ValueError("the draft model's logits are not finite"))
+            return None
+        if token_id >= self._vocab_size:
             return None
         chance = one.follower.guessed(token_id, sure)
         one.n_guessed += 1
@@ -160,10 +163,13 @@ class DraftModel:
         log.error("the draft model failed for %d answers, which go on without it", len(asked), exc_info=error)
 
 
-def _likeliest(logits: Any) -> tuple[int, float]:
-    """The token of float32 logits ``[vocab]`` that is likeliest, and its probability among those that come into
-    question, in a third of the time that it takes to look at all; NaN where the logits are broken."""
-    values = logits.numpy()
+def _likeliest(found: Any, vocab_size: int) -> tuple[int, float]:
+    """The token of a row that is likeliest, and its probability; NaN where the logits are broken. Of float32 logits
+    ``[vocab]`` among the first `vocab_size`, and by those that come into question, in a third of the time that it takes
+    to look at all; of what a device found as it is."""
+    if isinstance(found, Best):
+        return found.token_id, found.sure if found.is_finite else math.nan
+    values = found[:vocab_size].numpy()
     best = int(values.argmax())  # of a NaN, where there is one
     top = float(values[best])
     if not math.isfinite(top):

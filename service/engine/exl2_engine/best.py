@@ -9,8 +9,9 @@ from torch import Tensor
 from service.engine.protocol import Best
 
 
-def best_of(logits: Tensor) -> list[Best]:
-    """Of each row of FP32 logits ``[n, vocab]``. Waits for the step."""
-    found = torch.stack((logits.argmax(-1).double(), logits.sum(-1).double()))  # ids below 2**53 stay whole
-    ids, sums = found.tolist()
-    return [Best(int(token_id), math.isfinite(total)) for token_id, total in zip(ids, sums, strict=True)]
+def best_of(logits: Tensor, *, how_sure: bool = False) -> list[Best]:
+    """Of each row of FP32 logits ``[n, vocab]``; their probabilities only with `how_sure`. Waits for the step."""
+    best, total = logits.argmax(-1), logits.sum(-1)
+    sure = (logits.amax(-1) - logits.logsumexp(-1)).exp() if how_sure else torch.zeros_like(total)
+    found = torch.stack((best.double(), total.double(), sure.double())).tolist()  # ids below 2**53 stay whole
+    return [Best(int(token_id), math.isfinite(of_row), p) for token_id, of_row, p in zip(*found, strict=True)]

@@ -317,7 +317,10 @@ class Exl2Runner:
             logits = self._eager(plan, queries)
         if watched and queries is not None:
             self._watched.keep(slots, queries, plan.n_wanted)
-        found = best_of(logits) if all(rows.only_best for rows in batch) else self._to_host(logits)
+        if all(rows.only_best for rows in batch):
+            found = best_of(logits, how_sure=any(rows.how_sure for rows in batch))
+        else:
+            found = self._to_host(logits)
         for rows in batch:
             self._tails.extend(rows.slot, len(rows.tokens) - rows.refeed)
         return plan.by_sequence(found)
