@@ -26,6 +26,7 @@ from benchmarks.gpu_models import Want, opened, tiny_model
 from cache_store.codec import decode_records, encode_records
 from cache_store.layout import KVLayout, KVType
 from service.engine.protocol import Rows
+from tests.service.engine.draft_pair import make_guesses_free
 
 
 @pytest.fixture(scope="module")
@@ -137,14 +138,20 @@ def test_speculation(arguments, work, monkeypatch):
 
 def test_draft(arguments, work, monkeypatch):
     for name in ("STEPS", "WARM_UP", "TURNS"):
-        monkeypatch.setattr(gpu_draft, name, 2)
-    arguments.tokens, arguments.contexts = 24, "300"
+        monkeypatch.setattr(gpu_draft, name, 1)
+    monkeypatch.setattr(gpu_draft, "RIGHT", (0.9, 0.0))
+    monkeypatch.setattr(gpu_draft, "copy_ceiling", lambda: 1e9)
+    make_guesses_free(monkeypatch)
+    arguments.tokens, arguments.contexts = 16, "300"
     result = Result("draft", "s.py", arguments)
     gpu_draft.measure(result, arguments, work / "tiny", work / "tiny")
     found = rows(arguments, "draft")
     assert "k8v4, 300 tokens, a step of the draft model" in found
     assert "k8v4, 300 tokens, without a draft model" in found
-    assert len(found) == 2 + len(gpu_draft.RIGHT)
+    assert len(found) == 2 + 2
+    well, badly = (result.raw[f"k8v4, 300 tokens, guesses of the draft model right {n}% of the time"] for n in (90, 0))
+    assert well[1] > 3
+    assert badly[1] == 1
 
 
 def test_a_told_draft_model_is_right_as_often_as_it_shall_be():
