@@ -32,7 +32,8 @@ def test_it_guesses_and_its_snapshots_live_and_go_with_the_documents(server: Ser
         first = server.ask(session, max_tokens=24)
         until(lambda: _guessed(server, session), "the draft model guesses nothing")
         assert server.engine_stat("draft_misses_total") == 0
-    with server:
+        server.kill_engine()
+        server.until_engine_is_back()
         again = server.ask(server.session(document["id"]), max_tokens=24)
         assert again["answer"] == first["answer"]
         server.ask(session, max_tokens=24)

@@ -60,8 +60,13 @@ class Pair:
     def host(self, *, draft: bool = True, **changes: Any) -> Iterator[EngineHost]:
         """With the draft model, or without any guesses."""
         how = {"draft_model_dir": str(self.draft_dir)} if draft else {"speculation": "off"}
-        given = {"store_dir": str(self.folder / "store"), "model_dir": str(self.model_dir), "free_floor_nbytes": 0}
-        host = open_host(EngineConfig(**given | self.config | how | changes))
+        given: dict[str, Any] = {
+            "store_dir": str(self.folder / "store"),
+            "model_dir": str(self.model_dir),
+            "free_floor_nbytes": 0,
+        }
+        merged: dict[str, Any] = given | self.config | how | changes
+        host = open_host(EngineConfig(**merged))
         try:
             yield host
         finally:

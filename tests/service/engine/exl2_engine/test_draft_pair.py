@@ -23,7 +23,7 @@ def pair(tiny_dir, tmp_path, ids, monkeypatch):
 
 
 def test_answers_are_the_same_with_it_and_after_a_restart_nothing_is_read_again(pair, ids):
-    seen = read_ask_restart(pair, [ids(9, seed=i) for i in range(1, 4)])
+    seen = read_ask_restart(pair, [ids(9, seed=i) for i in (1, 2)], max_tokens=24)
     assert seen.with_draft == seen.without
     assert seen.resumed == seen.first_resumed
     assert seen.stats.draft_guessed_tokens_total > 20
