@@ -4,9 +4,12 @@ import logging
 import sys
 
 import structlog
-from structlog.types import Processor
+from structlog.types import EventDict, Processor
 
+from service.errors import Unavailable
 from service.settings import Settings
+
+_CAUSE_LENGTH = 200
 
 _SHARED: list[Processor] = [
     structlog.contextvars.merge_contextvars,
@@ -47,6 +50,21 @@ def configure_logging(settings: Settings) -> None:
 def _renderers(settings: Settings) -> list[Processor]:
     as_json = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
     if as_json:
-        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        return [_in_a_sentence, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     # The pretty traceback of the console would print local variables: texts among them.
-    return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    return [_in_a_sentence, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+
+
+def _in_a_sentence(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """What a database or an engine that is away does to every task in the background, time and again, is said without
+    tracebacks: where it was noticed says nothing."""
+    error = event.get("exc_info")
+    if isinstance(error, Unavailable):
+        del event["exc_info"]
+        event.update(error=type(error).__name__, detail=error.detail, **_cause(error))
+    return event
+
+
+def _cause(error: Exception) -> dict[str, str]:
+    cause = error.__cause__
+    return {} if cause is None else {"cause": f"{type(cause).__name__}: {cause}".splitlines()[0][:_CAUSE_LENGTH]}
