@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 REFUSED_S = 600.0
 """For so long what could not be read is not tried again, however often it is asked about."""
-_EXPECTED = (SnapshotMiss, BudgetExceeded, BuildLocked, StorageFailed, DocumentTooLarge)
+_LASTING = (BudgetExceeded, StorageFailed, DocumentTooLarge)
 
 
 @dataclass(slots=True)
@@ -51,13 +51,15 @@ class Reading:
         self._refused: dict[tuple[DocumentRef, str], float] = {}
 
     def want(self, main: Subject, subject: Subject, token_ids: Sequence[int] | None = None) -> "Future[bool]":
-        """Have a document read, from the tokens of the main model's snapshot where none are given. Whether it was:
-        False, too, for one that could not be read a moment ago."""
+        """Have a document read, from the tokens of the main model's snapshot where none are given, as they are when
+        that was just made. Whether it was: False, too, for one that could not be read a moment ago."""
         with self._lock:
             wanted = self._open.get(subject.ref)
             if wanted is not None and wanted.subject.token_digest == subject.token_digest:
                 return wanted.done
             wanted = _Wanted(main, subject, token_ids)
+            if token_ids is not None:
+                self._refused.pop((subject.ref, subject.token_digest), None)
             if self._is_closed or self._refused.get((subject.ref, subject.token_digest), 0.0) > time.monotonic():
                 wanted.done.set_result(False)
                 return wanted.done
@@ -93,7 +95,9 @@ class Reading:
             is_read = True
         except (Cancelled, SchedulerClosed):
             pass
-        except _EXPECTED as error:
+        except (SnapshotMiss, BuildLocked) as error:  # it is being deleted, or read by another process
+            log.info("the draft model has not read a document of %d tokens: %s", subject.n_tokens, error)
+        except _LASTING as error:
             self._refuse(subject)
             log.warning("the draft model has not read a document of %d tokens: %s", subject.n_tokens, error)
         except Exception:

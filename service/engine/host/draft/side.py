@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from cache_store.errors import MissReason, SnapshotMiss
+from cache_store.errors import CacheStoreError, MissReason, SnapshotMiss
 from service.engine.digests import digest_of
 from service.engine.drafts.follower import Follower
 from service.engine.host.canary import CanaryMismatch, check_canary
@@ -152,8 +152,8 @@ class DraftSide:
         try:
             if not self._follow(following) and self._read(following):
                 self._follow(following)
-        except (Cancelled, SchedulerClosed, DocumentTooLarge):
-            pass
+        except (Cancelled, SchedulerClosed, DocumentTooLarge, CacheStoreError):
+            pass  # said and told already
         except Exception:
             log.exception("an answer goes on without the draft model")
 
