@@ -1,10 +1,9 @@
 """The draft model beside the main one: its own snapshot of each document, which is a miss like any other when it is not
 there, and never keeps an answer waiting.
 
-An answer begins at once. A thread beside it brings the draft model's rows of the document into memory, from a snapshot
-or, where there is none, by reading it in the background; from then on the draft model guesses, in the middle of the
-answer or from the next question on.
-"""
+An answer begins at once. From its first token on a thread beside it brings the draft model's rows of the document into
+memory, from a snapshot or, where there is none, by reading it in the background; from then on the draft model guesses,
+in the middle of the answer or from the next question on."""
 
 import logging
 import threading
@@ -45,6 +44,7 @@ class _Following:
     cancel: CancelToken = field(default_factory=CancelToken)
     over: threading.Event = field(default_factory=threading.Event)
     follower: Follower | None = None
+    is_asked: bool = False
     is_loading: bool = False
 
     def end(self) -> None:
@@ -95,12 +95,18 @@ class DraftSide:
             yield None
             return
         following = _Following(request.session_id, *subjects)
-        self._pool.submit(self._run, following)
         try:
             with cancel.calling(following.over.set):
-                yield lambda: following.follower
+                yield lambda: self._follower(following)
         finally:
             following.end()
+
+    def _follower(self, following: _Following) -> Follower | None:
+        """Asked at each step from the first token on, which comes without waiting for what is loaded here."""
+        if not following.is_asked:
+            following.is_asked = True
+            self._pool.submit(self._run, following)
+        return following.follower
 
     def release(self, document: DocumentRef) -> ReleaseDone:
         """Drop a document from the draft model's memory; answers that it follows go on without."""
