@@ -25,6 +25,8 @@ FEED_ROWS = 256
 _SMALL = 8
 """Rows of a sequence up to which a forward counts as one that guesses."""
 _MEASURED = 15
+_LEAST = 4
+"""Measurements before they count: the first ones also compile and make memory."""
 _FIRST_SHARE = 0.15
 """Of a step of the main model, a forward of the draft model takes this much, until it is measured."""
 _FEED_SHARE = 0.1
@@ -79,12 +81,12 @@ class DraftModel:
 
     def forward_s(self, n_sequences: int, main_s: float) -> float:
         """Seconds of a forward that guesses for so many answers, where a step of the main model takes `main_s`."""
-        known = self._rounds.get(n_sequences) or next(iter(self._rounds.values()), None)
-        return median(known) if known else _FIRST_SHARE * main_s
+        known = [(abs(n - n_sequences), n) for n, seconds in self._rounds.items() if len(seconds) >= _LEAST]
+        return median(self._rounds[min(known)[1]]) if known else _FIRST_SHARE * main_s
 
     def feed_s(self, n_rows: int, forward_s: float) -> float:
         """Seconds more that `n_rows` further rows take in a forward of `forward_s`."""
-        return n_rows * (median(self._per_row) if self._per_row else _FEED_SHARE * forward_s)
+        return n_rows * (median(self._per_row) if len(self._per_row) >= _LEAST else _FEED_SHARE * forward_s)
 
     def guess(self, wanted: Sequence[tuple[Follower, int]], prices: Prices) -> list[list[int]]:
         """At most so many guesses for each; fewer where the model is not sure of them. Raises what the runner raises

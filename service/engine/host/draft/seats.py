@@ -5,6 +5,7 @@ with it stays, and the rest is read again by a small model."""
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ class Seat:
     ref: DocumentRef
     digest: str
     rows: list[int] = field(default_factory=list[int])
+    is_dropped: bool = False
+    """Its session or document was released while an answer had it."""
 
 
 class Seats:
@@ -34,36 +37,48 @@ class Seats:
         self._n_free = n_slots
         self._lock = threading.Lock()
         self._idle: OrderedDict[str, Seat] = OrderedDict()
+        self._taken: set[Seat] = set()
 
     def take(self, session_id: str, ref: DocumentRef, digest: str) -> Seat | None:
         """A slot, with what is left there of the session; None when there is none."""
         with self._lock:
             seat = self._idle.pop(session_id, None)
-            if seat is not None and (seat.ref, seat.digest) == (ref, digest):
-                return seat
-            slot = self._any_slot(seat)
-            return None if slot is None else Seat(slot, session_id, ref, digest)
+            if seat is None or (seat.ref, seat.digest) != (ref, digest):
+                slot = self._any_slot(seat)
+                if slot is None:
+                    return None
+                seat = Seat(slot, session_id, ref, digest)
+            self._taken.add(seat)
+            return seat
 
     def keep(self, seat: Seat) -> None:
         """Let it wait for the session's next question."""
         with self._lock:
+            self._taken.discard(seat)
+            if seat.is_dropped:
+                self._free(seat)
+                return
             if (other := self._idle.pop(seat.session_id, None)) is not None:
                 self._free(other)
             self._idle[seat.session_id] = seat
 
     def free(self, seat: Seat) -> None:
         with self._lock:
+            self._taken.discard(seat)
             self._free(seat)
 
     def drop_session(self, session_id: str) -> None:
-        with self._lock:
-            if (seat := self._idle.pop(session_id, None)) is not None:
-                self._free(seat)
+        self._drop(lambda seat: seat.session_id == session_id)
 
     def drop_document(self, ref: DocumentRef) -> None:
+        self._drop(lambda seat: seat.ref == ref)
+
+    def _drop(self, is_meant: Callable[[Seat], bool]) -> None:
         with self._lock:
-            for session_id in [name for name, seat in self._idle.items() if seat.ref == ref]:
-                self._free(self._idle.pop(session_id))
+            for seat in filter(is_meant, list(self._idle.values())):
+                self._free(self._idle.pop(seat.session_id))
+            for seat in filter(is_meant, self._taken):
+                seat.is_dropped = True
 
     def _any_slot(self, seat: Seat | None) -> int | None:
         """An empty one: `seat`'s, where that is of no use any more."""
