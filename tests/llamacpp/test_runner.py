@@ -88,6 +88,32 @@ def test_a_loaded_document_gives_the_logits_of_the_computed_one(runner, built, i
     runner.free_document(again)
 
 
+def test_kv_and_logits_do_not_depend_on_what_else_is_or_was_in_the_cache(runner, built, ids, template):
+    """Documents and tails come and go between the steps of a build, below and above its cells."""
+    document, blocks = built
+    question = template.question("What is the code of the vault?")
+    expected = first_logits(runner, document, ids, question)
+    others, slots = [loaded(runner, blocks[:1], CHUNK) for _ in range(3)], []
+
+    def meanwhile() -> None:
+        slots.append(runner.new_tail())
+        runner.forward([Rows(slots[-1], document, ids[: 10 * len(others) + 7])])
+        if len(slots) > 2:
+            runner.free_tail(slots.pop(0))
+        if others:
+            runner.free_document(others.pop(0))
+
+    again, found = runner.new_document(len(ids)), []
+    for first in range(0, len(ids), CHUNK):
+        found += runner.prefill_chunk(again, ids[first : first + CHUNK], meanwhile)
+    assert found == blocks or not exact(runner)
+    runner.free_tail(slots.pop(0))
+    assert same(runner, first_logits(runner, again, ids, question), expected)
+    for slot in slots:
+        runner.free_tail(slot)
+    runner.free_document(again)
+
+
 def test_a_build_taken_up_from_its_blocks_gives_the_same_bytes(runner, built, ids):
     _, blocks = built
     document = loaded(runner, blocks[:1], CHUNK, capacity=len(ids))

@@ -7,6 +7,7 @@ from pathlib import Path
 from cache_store.layout import KVLayout
 from service.engine.exl2_engine.scratch import Shape
 from service.engine.ledger import GIB, CardMemory, Ledger, Line, MemoryPlanRefused
+from service.engine.llama_engine.order import FILL_NBYTES
 from service.engine.models.weights import GGUF_NAME
 from service.engine.torch_engine.ledger import free_swap, machine_memory
 
@@ -27,10 +28,12 @@ def llama_ledger(
     max_context: int,
 ) -> Ledger:
     """The plan. `sizes`: tokens of documents and of tails; `batch`: rows at once, rows with logits, sequences. A
-    document of at most `max_context` tokens is put together in memory of its own before it goes to the cache."""
+    document of at most `max_context` tokens is put together in memory of its own before it goes to the cache, while
+    tails are set aside."""
     n_documents, n_tails = sizes
     n_rows, n_outputs, n_sequences = batch
     work = n_rows * (3 * shape.intermediate + 6 * shape.hidden) + (n_outputs + n_sequences) * shape.vocab
+    aside = min(n_documents, max_context) + n_tails
     mask = n_rows * (n_documents + n_tails) * _F16
     lines = (
         Line("in use already (others)", memory.total - memory.free, "before"),
@@ -38,7 +41,7 @@ def llama_ledger(
         Line("weights", weights_nbytes, "load"),
         Line("tails of sequences", n_tails * layout.bytes_per_token, "tails"),
         Line("one step of rows", work * _F32 + mask, "work"),
-        Line("a document from disk", min(n_documents, max_context) * layout.bytes_per_token, "work"),
+        Line("a document from disk, tails", aside * layout.bytes_per_token + FILL_NBYTES, "work"),
         Line("documents", n_documents * layout.bytes_per_token, "pool"),
     )
     block = layout.bytes_per_token * layout.block_tokens

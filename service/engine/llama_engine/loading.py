@@ -14,7 +14,7 @@ from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine.context import LlamaContext
 from service.engine.llama_engine.ledger import announce
 from service.engine.llama_engine.library import FOR_THE_CARD, api, build, can_offload, features, lines, why
-from service.engine.llama_engine.places import COPIES
+from service.engine.llama_engine.places import COPIES, N_OWN
 from service.engine.llama_engine.runner import CHUNK_TOKENS, LlamaRunner, compute_dtype
 from service.engine.llama_engine.state import StateFormat, StateMismatch, ggml_types
 from service.engine.llama_engine.threads import default_threads
@@ -59,8 +59,8 @@ class Options:
 
 
 def n_sequences(options: Options) -> int:
-    """Of llama.cpp's: documents, tails, and one for copies."""
-    return 1 + N_DOCUMENTS + options.n_slots
+    """Of llama.cpp's: documents, tails, and those that keep them in order."""
+    return N_OWN + N_DOCUMENTS + options.n_slots
 
 
 def n_cells(layout: KVLayout, options: Options) -> tuple[int, int]:
@@ -116,6 +116,7 @@ def load_runner(model_dir: Path, card: ModelCard, options: Options) -> LlamaRunn
         layout,
         _limits(card, options, context.n_vocab),
         identity(card, options.kv_type, tier),
+        n_cells(layout, options),
         name=card.name,
         tier=tier,
         step_tokens=STEP_TOKENS[tier],

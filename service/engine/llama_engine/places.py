@@ -1,18 +1,24 @@
-"""Who has which of llama.cpp's sequences: documents, tails of sessions, and one for copies in between."""
+"""Who has which of llama.cpp's sequences: documents, tails of sessions, and the first ones what `order` needs."""
 
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from service.engine.llama_engine.context import LlamaContext
 from service.engine.llama_engine.state import Bytes, KVRows, StateFormat
 
-COPIES = 0
-"""The sequence by which parts of others are read and written; it has no cells of its own in between."""
+COPIES, GAPS, LEFT, RESERVED = range(4)
+"""Sequences by which parts of others are read and written, which has no cells of its own in between; of cells between
+documents; of those that tails have left; of those kept for documents that are being computed."""
+N_OWN = 4
 
 
 @dataclass(slots=True, eq=False)
 class LlamaDocument:
     """A document of `capacity` tokens, of which `n_tokens` are computed or loaded. `state`: rows that are being loaded,
-    `loaded` of them in each layer."""
+    `loaded` of them in each layer. `cells`: where its rows lie or will lie; `reserved`: the first of the positions
+    under which they are kept until it is computed."""
 
     sequence: int
     capacity: int
@@ -21,6 +27,8 @@ class LlamaDocument:
     n_tokens: int = 0
     state: Bytes | None = None
     freed: bool = False
+    cells: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    reserved: int | None = None
 
     @property
     def next_position(self) -> int:
@@ -84,7 +92,7 @@ class Cells:
             self._context.remove(COPIES)
 
     def append(self, sequence: int, rows: KVRows, first: int) -> None:
-        """Put rows behind a sequence's own, from position `first` on. Raises DecodeFailed."""
+        """Put rows into the first empty cells, from position `first` on. Raises DecodeFailed."""
         state = self._form.new(rows.n_tokens, first)
         new = self._form.rows(state, rows.n_tokens)
         new.keys[:], new.values[:] = rows.keys, rows.values

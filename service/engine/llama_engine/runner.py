@@ -11,7 +11,8 @@ import torch
 from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine.context import DeviceLost, LlamaContext
-from service.engine.llama_engine.places import Cells, LlamaDocument, LlamaTail
+from service.engine.llama_engine.order import OrderedCells
+from service.engine.llama_engine.places import N_OWN, LlamaDocument, LlamaTail
 from service.engine.llama_engine.state import StateFormat, StateMismatch
 from service.engine.protocol import Rows, RunnerLimits
 
@@ -26,8 +27,9 @@ def compute_dtype(kv_type: KVType) -> str:
 
 
 class LlamaRunner:
-    """`limits.n_documents` documents and `limits.n_slots` tails at a time. A document is computed `step_tokens` at
-    once, between which other work slips in."""
+    """`limits.n_documents` documents and `limits.n_slots` tails at a time; the cache has so many `cells` for either. A
+    document is computed `step_tokens` at once, between which other work slips in.
+    """
 
     device = torch.device("cpu")
     host_copies = None
@@ -39,6 +41,7 @@ class LlamaRunner:
         layout: KVLayout,
         limits: RunnerLimits,
         fingerprint: Fingerprint,
+        cells: tuple[int, int],
         *,
         name: str,
         tier: str = "host",
@@ -50,9 +53,9 @@ class LlamaRunner:
         self.watched_heads: Sequence[tuple[int, int]] = ()
         self._context = context
         self._form = StateFormat(layout)
-        self._cells = Cells(context, self._form)
+        self._cells = OrderedCells(context, self._form, cells)
         self._step = step_tokens
-        self._free = list(range(1, 1 + limits.n_documents + limits.n_slots))
+        self._free = list(range(N_OWN, N_OWN + limits.n_documents + limits.n_slots))
         self._tails: dict[int, LlamaTail] = {}
         self._usable = True
 
@@ -80,7 +83,7 @@ class LlamaRunner:
         for tail in self._tails.values():
             if tail.document is document:
                 self._detach(tail)
-        self._context.remove(document.sequence)
+        self._cells.drop(document)
         self._free.append(document.sequence)
 
     def prefill_chunk(
@@ -89,17 +92,24 @@ class LlamaRunner:
         first, n = document.n_tokens, len(tokens)
         if first % self.limits.chunk_tokens or n > self.limits.chunk_tokens or first + n > document.capacity:
             raise ValueError(f"a chunk of {n} tokens at {first} is off the chunk boundaries")
+        if document.reserved is None:
+            self._cells.reserve(document, self._tails.values())
+        taken = first
         try:
             for at in range(0, n, self._step):
                 part = tokens[at : at + self._step]
+                self._cells.take(document, taken, taken + len(part))
+                taken += len(part)
                 self._decode(document.sequence, first + at, part)
                 if between_layers is not None:
                     between_layers()
             records = self._read(document.sequence, first, first + n)
         except BaseException:
-            self._context.remove(document.sequence, first)
+            self._cells.untake(document, first, taken)
             raise
         document.n_tokens = first + n
+        if document.n_tokens == document.capacity:
+            self._cells.end_reservation(document)
         document.loaded = [first + n] * self.layout.n_layers
         return records
 
@@ -126,11 +136,11 @@ class LlamaRunner:
         if next_position not in (None, n_tokens) or last_position not in (None, n_tokens - 1):
             self._refuse("rows that are not consecutive tokens")
         if n_tokens == document.capacity:
-            self._context.set_state(document.sequence, state)
+            self._cells.place(document, state, self._tails.values())
         else:
             rows = self._form.rows(state, document.capacity)
             head = replace(rows, keys=rows.keys[:, :n_tokens], values=rows.values[:, :n_tokens])
-            self._cells.append(document.sequence, head, 0)
+            self._cells.begin(document, head, self._tails.values())
         document.n_tokens = n_tokens
 
     def new_tail(self) -> int:
@@ -142,6 +152,7 @@ class LlamaRunner:
 
     def free_tail(self, slot: int) -> None:
         tail = self._tails.pop(slot)
+        self._cells.leave(tail.sequence, tail.base)
         self._context.remove(tail.sequence)
         self._free.append(tail.sequence)
 
@@ -153,7 +164,7 @@ class LlamaRunner:
         if n_tokens > tail.n_tokens:
             raise ValueError(f"cannot cut a tail of {tail.n_tokens} tokens to {n_tokens}")
         if n_tokens < tail.n_placed:
-            self._context.remove(tail.sequence, tail.base + n_tokens)
+            self._cells.leave(tail.sequence, tail.base + n_tokens)
         tail.drop_waiting(n_tokens)
 
     def export_tail(self, slot: int, first: int, last: int) -> list[list[memoryview]]:
@@ -179,13 +190,15 @@ class LlamaRunner:
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         tails = [self._tails[rows.slot] for rows in batch]
+        n_rows, n_waiting = sum(len(rows.tokens) for rows in batch), sum(tail.n_waiting for tail in tails)
+        self._cells.make_room(n_rows, n_waiting, self._tails.values())
         try:
             for rows, tail in zip(batch, tails, strict=True):
                 self._attach(tail, rows)
             logits = self._forward(batch, tails)
         except BaseException:
             for rows, tail in zip(batch, tails, strict=True):
-                self._context.remove(tail.sequence, tail.base + tail.n_placed)
+                self._cells.leave(tail.sequence, tail.base + tail.n_placed)
                 self._unfeed(rows, tail)
             raise
         for rows, tail in zip(batch, tails, strict=True):
@@ -259,7 +272,7 @@ class LlamaRunner:
         """The last token of a document is the document's again."""
         if rows.refeed and tail.document is not None:
             last = tail.base - 1
-            self._context.remove(tail.sequence, last, tail.base)
+            self._cells.leave(tail.sequence, last, tail.base)
             self._context.share(tail.document.sequence, tail.sequence, last, tail.base)
 
     def _forward(self, batch: Sequence[Rows], tails: Sequence[LlamaTail]) -> torch.Tensor:
