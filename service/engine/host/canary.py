@@ -14,8 +14,8 @@ TOP_K = 8
 TOLERANCE = {"float32": 1e-2, "bfloat16": 0.5, "float16": 0.1, "ggml": 0.1, "ggml-f16": 2.0}
 """Largest difference of a logit by compute dtype. Measured on the demo model between a row alone and the same row
 in a batch: 3e-5 in FP32, 0.125 (one unit in the last place) in BF16.
-llama.cpp sums values up in F16 where they are stored so ("ggml-f16"): 0.65 between two orders of the same rows in its
-cache, of logits of about 30; none where they are quantized."""
+llama.cpp sums values up in F16 where they are stored so ("ggml-f16"): 0.65 between two places of the same rows in its
+cache, of logits of about 30; none where they are quantized, as rows lie in the order of their positions."""
 
 
 class CanaryMismatch(Exception):

@@ -118,13 +118,27 @@ class OrderedCells(Cells):
         cells = np.flatnonzero(~self._taken)[: document.capacity]
         if len(cells) < document.capacity:
             raise DecodeFailed(f"llama.cpp's KV cache has no room for a document of {document.capacity} tokens")
-        with self._without_tails(tails):
-            self._context.remove(GAPS)
-            self._floor = 0
+        with self._in_gaps() if int(cells[-1]) < self._floor else self._above_documents(tails):
             yield
             self._taken[cells] = True
             document.cells = cells
             self._find_top()
+
+    @contextmanager
+    def _in_gaps(self) -> Iterator[None]:
+        """What documents left is empty in the block; tails stay where they are."""
+        self._context.remove(GAPS)
+        try:
+            yield
+        finally:
+            self._fill(GAPS, self._floor - int(self._taken.sum()), 0)
+
+    @contextmanager
+    def _above_documents(self, tails: Collection[LlamaTail]) -> Iterator[None]:
+        with self._without_tails(tails):
+            self._context.remove(GAPS)
+            self._floor = 0
+            yield
 
     @contextmanager
     def _without_tails(self, tails: Collection[LlamaTail]) -> Iterator[None]:

@@ -198,8 +198,7 @@ class LlamaRunner:
             logits = self._forward(batch, tails)
         except BaseException:
             for rows, tail in zip(batch, tails, strict=True):
-                self._cells.leave(tail.sequence, tail.base + tail.n_placed)
-                self._unfeed(rows, tail)
+                self._undo(rows, tail)
             raise
         for rows, tail in zip(batch, tails, strict=True):
             self._unfeed(rows, tail)
@@ -274,6 +273,13 @@ class LlamaRunner:
             last = tail.base - 1
             self._cells.leave(tail.sequence, last, tail.base)
             self._context.share(tail.document.sequence, tail.sequence, last, tail.base)
+
+    def _undo(self, rows: Rows, tail: LlamaTail) -> None:
+        """Empty the cells of rows that came to nothing: they are the last ones."""
+        document = tail.document if rows.refeed and not tail.n_tokens else None
+        self._context.remove(tail.sequence, tail.base + tail.n_placed - (document is not None))
+        if document is not None:
+            self._context.share(document.sequence, tail.sequence, tail.base - 1, tail.base)
 
     def _forward(self, batch: Sequence[Rows], tails: Sequence[LlamaTail]) -> torch.Tensor:
         sizes = [len(rows.tokens) for rows in batch]

@@ -230,7 +230,10 @@ class Service:
         if self.building is not None:
             document, tokens = self.building
             with pytest.raises(KeyError):
-                self.runner.prefill_chunk(document, tokens[document.n_tokens :][:CHUNK], {}.popitem)
+                self.runner.prefill_chunk(document, tokens[document.n_tokens :][:CHUNK], self._stop)
+
+    def _stop(self) -> None:
+        raise KeyError("cancelled")
 
     def check(self) -> None:
         for document, tokens in [*self.documents, *([self.building] if self.building else [])]:
