@@ -65,8 +65,7 @@ class Settings(BaseSettings):
     speculation: Literal["auto", "on", "off"] = Field(
         "auto",
         description="`on`: several tokens at once where an answer quotes the document; `off`: one a step. `auto` is "
-        "`on` with the torch engine and with a draft model; else `off` with the exl2 engine, where it has not been "
-        "measured yet.",
+        "`on` where that was measured to pay: with the torch and the exl2 engine.",
     )
     draft_model: str = Field(
         "",

@@ -104,6 +104,7 @@ def _bits(path: Path, options: dict[str, Any], settings: Any) -> float:
         kept=kept_of(parse_wish("")),
         users=options["users"],
         reserve_nbytes=settings.gpu_reserve_bytes,
+        guesses=settings.speculation != "off",
     )
     bits, setting = bits_that_fit(read_model(path), card, wanted)
     err.print(

@@ -90,6 +90,7 @@ def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         users=options["users"],
         documents=options["documents"],
         reserve_nbytes=settings.gpu_reserve_bytes,
+        guesses=settings.speculation != "off",
         resident_nbytes=0,
         compute=_compute(settings.compute_dtype),
         disk_gbps=options["disk"],

@@ -86,6 +86,7 @@ class Context:
             kv_type=KVType(settings.kv_type),
             users=settings.max_batch,
             reserve_nbytes=settings.gpu_reserve_bytes,
+            guesses=settings.speculation != "off",
             resident_nbytes=0,
             compute=resolve_dtype(settings.compute_dtype),
         )

@@ -40,7 +40,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `max_batch` answers run at once; `idle_tails` more sessions keep their turns in memory. `index_budget_nbytes`, of
     the memory where the model computes, hold the indexes of windowed documents, from which a question fetches in
     `fetch_rounds`, 1 or 2. `watch_answers`: say with an answer where it looked, by the model's index heads.
-    `speculation` "off" guesses no tokens, "auto" does where that was measured: on a card only with a draft model.
+    `speculation` "off" guesses no tokens; "auto" is "on" where that was measured to pay: with the engines that can.
     `draft_model_dir`: a small model with the same tokens, that guesses too; "" for none. `tiers`: where snapshots are
     kept beyond the disk. `fake_script`: token ids of every answer of a fake engine; with
     `fake_from_kv` its answers follow from the bytes of the stored KV instead. Its pace: seconds of a step, of each of
@@ -291,7 +291,7 @@ def _exl2_parts(config: EngineConfig) -> _Parts:
         tail_tokens=config.tail_tokens,
         max_context=config.max_context,
         max_rows=config.max_batch,
-        draft_tokens=DRAFT_TOKENS if config.speculation == "on" or config.draft_model_dir else 0,
+        draft_tokens=0 if config.speculation == "off" else DRAFT_TOKENS,
         backend=config.attention_backend,
         product=config.product,
         index_nbytes=config.index_budget_nbytes if index_heads else 0,

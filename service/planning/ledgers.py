@@ -39,9 +39,9 @@ def step_nbytes(model: ModelFacts, card: Card, wanted: Wanted) -> int:
 
 
 def _on_card(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
-    drafted, beside = 0, ALONE  # guesses only where asked for
+    drafted, beside = DRAFT_TOKENS if wanted.guesses else 0, ALONE
     if wanted.draft is not None:
-        drafted, beside = DRAFT_TOKENS, _draft_on_card(wanted.draft, card, wanted)
+        beside = _draft_on_card(wanted.draft, card, wanted)
     index = wanted.is_windowed or (model.kind != "dimensions" and model.index_heads)
     sizes = _sizes(model, card, wanted, drafted, wanted.n_slots, INDEX_NBYTES if index else 0)
     free = max(0, card.free_nbytes - CONTEXT_NBYTES)

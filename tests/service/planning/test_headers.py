@@ -223,13 +223,15 @@ def test_the_engine_plans_the_same_to_the_byte(tmp_path: Path, monkeypatch: pyte
     index = request.INDEX_NBYTES
     options = loading.Options(KVType.K8V4, wanted.n_slots, max_context=32_768, max_rows=8, index_nbytes=index)
     model: Any = SimpleNamespace(max_context=32_768, n_heads=40, head_dim=128)
+    alone = loading.plan(directory, model, KVLayout(64, 8, 128, KVType.K8V4), options)
+    assert plan_ledger(read_model(directory), card, replace(wanted, guesses=False)) == alone
+    options = replace(options, draft_tokens=DRAFT_TOKENS)
     theirs = loading.plan(directory, model, KVLayout(64, 8, 128, KVType.K8V4), options)
     assert plan_ledger(read_model(directory), card, wanted) == theirs
 
     small = write(tmp_path / "small", exl2, {"quant_method": "exl2", "bits": 4.0})
     tall: Any = SimpleNamespace(**vars(model), kv_types={}, layout=lambda kv_type: KVLayout(64, 8, 128, kv_type))
     monkeypatch.setattr(loading_pair, "load_card", lambda _: tall)
-    options = replace(options, draft_tokens=DRAFT_TOKENS)
     beside = loading_pair.draft_beside(small, replace(options, n_slots=wanted.draft_slots, index_nbytes=0))
     both = loading.plan(directory, model, KVLayout(64, 8, 128, KVType.K8V4), options, beside)
     assert plan_ledger(read_model(directory), card, replace(wanted, draft=read_model(small))) == both
