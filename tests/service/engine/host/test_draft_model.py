@@ -1,11 +1,13 @@
 """A draft model through the host: a snapshot of its own beside the main one, and the answers are those without it."""
 
+import shutil
 import time
 from contextlib import contextmanager
 
 import pytest
 
 from cache_store.keys import SnapshotKey
+from cache_store.tiers.memory import MemoryTier
 from service.engine.drafts.planner import DraftPlanner
 from service.engine.host.draft.side import DraftSide
 from service.engine.messages import DocumentRef
@@ -340,3 +342,47 @@ def test_closing_while_a_document_is_read_keeps_what_was_read(lab):
     settled(lab)
     assert lab.host.stats().draft_document_prefill_tokens_total <= len(lab.TOKENS)
     assert len(drafts(lab)) == 1
+
+
+def test_after_the_loss_of_its_host_both_come_back_from_a_far_tier(lab):
+    tiers = [MemoryTier("object", durable=True)]
+    start(lab, tiers=tiers)
+    lab.build()
+    settled(lab)
+    lab.store.uploader.send_noted()
+    lab.host.close()
+    shutil.rmtree(lab.root)
+    start(lab, tiers=tiers)
+    events = lab.ask(max_tokens=60, kv_id="")
+    assert lab.started(events).source == "object"
+    assert lab.done(events).accepted_tokens > 30
+    stats = lab.host.stats()
+    assert (stats.document_prefill_tokens_total, stats.draft_document_prefill_tokens_total) == (0, 0)
+    lab.host.release(lab.DOC)
+    lab.store.delete(SnapshotKey("own", "document", "doc"))
+    assert list(tiers[0].entries()) == []
+
+
+def test_without_room_on_the_disk_answers_go_on_without_and_it_is_not_tried_at_every_question(lab, waiting, caplog):
+    waiting.on = False
+    lab.start(script=SAID)
+    lab.build()
+    start(lab, disk=lab.store.usage() + 100)
+    lab.build()
+    settled(lab)
+    for _ in range(3):
+        assert answer(lab).token_ids[3:] == SAID[:59]
+        settled(lab)
+    assert [name.key.kind for name in lab.store.names()] == ["document"]
+    assert len([r for r in caplog.records if "the draft model has not read" in r.message]) == 1
+
+
+def test_quotes_of_the_document_are_looked_up_and_not_asked_for(lab):
+    start(lab, list(range(400, 480)), script=[*lab.TOKENS[20:90], *SAID])
+    lab.build()
+    settled(lab)
+    done = answer(lab, max_tokens=70)
+    assert done.token_ids[3:] == lab.TOKENS[20:89]
+    assert done.accepted_tokens > 30
+    assert lab.host.stats().draft_accepted_tokens_total == 0
+    assert lab.host.stats().draft_steps_total < 20
