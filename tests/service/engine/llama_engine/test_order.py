@@ -290,3 +290,20 @@ def test_a_document_that_is_too_large_is_refused_and_tails_stay():
     with pytest.raises(DecodeFailed, match="no room for a document"):
         service.runner.prefill_chunk(service.runner.new_document(N_DOCUMENTS), service.tokens(CHUNK))
     service.check()
+
+
+def test_a_document_that_comes_back_to_its_place_is_one_state_and_moves_no_tail(monkeypatch):
+    service = Service(2)
+    first, second = service.load(), service.load()
+    slot = service.runner.new_tail()
+    service.runner.forward([Rows(slot, second, [1, 2, 3])])
+    tail = service.context.cells_of(service.runner._tails[slot].sequence)
+    put: list[int] = []
+    set_state = service.context.set_state
+    monkeypatch.setattr(service.context, "set_state", lambda *given: put.append(given[0]) or set_state(*given))
+    service.runner.free_document(first)
+    again = service.runner.new_document(first.capacity)
+    service._put(again, service.documents[0][1], first.capacity)
+    assert put == [again.sequence]
+    assert again.cells.tolist() == list(range(first.capacity))
+    assert service.context.cells_of(service.runner._tails[slot].sequence) == tail
