@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ class Pair:
 
     @contextmanager
     def host(self, *, draft: bool = True, **changes: Any) -> Iterator[EngineHost]:
-        """With the draft model, or without any guesses."""
+        """With the draft model, or without any guesses. No token ends an answer: guesses behind the last one of a short
+        answer would count as wrong."""
         how = {"draft_model_dir": str(self.draft_dir)} if draft else {"speculation": "off"}
         given: dict[str, Any] = {
             "store_dir": str(self.folder / "store"),
@@ -67,6 +68,7 @@ class Pair:
         }
         merged: dict[str, Any] = given | self.config | how | changes
         host = open_host(EngineConfig(**merged))
+        host._context = replace(host._context, end_ids=frozenset())
         try:
             yield host
         finally:
