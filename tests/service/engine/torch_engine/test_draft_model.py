@@ -14,7 +14,7 @@ from service.engine.messages import AnswerDone, AnswerRequest, BuildDone, BuildR
 from tests.service.engine.draft_runner import Costs
 
 DOC = DocumentRef("own", "doc")
-N_TOKENS = 700
+N_TOKENS = 600
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def start(load_runner, tmp_path, monkeypatch):
 
 def ask(host, tokens, prompt, turns=(), kv_id="", session="s", **sampling) -> AnswerDone:
     events: list = []
-    settings = Sampling(60, **sampling)
+    settings = Sampling(30, **sampling)
     request = AnswerRequest("a", session, DOC, digest_of(tokens), len(tokens), list(turns), prompt, settings, kv_id)
     host.answer(request, events.append).result(60)
     assert isinstance(events[-1], AnswerDone), events[-1]
@@ -87,7 +87,5 @@ def test_answers_are_the_same_and_after_a_restart_neither_model_reads_the_docume
     assert (stats.document_prefill_tokens_total, stats.draft_document_prefill_tokens_total) == (0, 0)
     assert stats.draft_misses_total == 0
     for greedy in answers[:2]:
-        assert (
-            greedy.accepted_tokens > 20
-        )  # with random weights it is never sure, and the two KV types are not the same
-        assert greedy.steps < 40
+        assert greedy.accepted_tokens > 8  # with random weights it is never sure, and the two KV types are not the same
+        assert greedy.steps < 22
