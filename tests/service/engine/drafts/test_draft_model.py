@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from torch import Tensor
 
 from service.engine.drafts.drafter import Drafter
 from service.engine.drafts.follower import Follower, ModelRates
@@ -10,6 +11,7 @@ from service.engine.drafts.leader import Leader
 from service.engine.drafts.lookup import DocumentLookup
 from service.engine.drafts.model import FEED_ROWS, DraftModel, Prices
 from service.engine.drafts.planner import DraftPlanner
+from service.engine.protocol import Best
 from tests.service.engine.draft_runner import Costs, Successor
 
 TEXT = list(range(100, 300))
@@ -232,3 +234,31 @@ def test_without_a_follower_the_planner_does_as_without_a_draft_model():
     for token in TEXT[:6]:
         drafter.push(token)
     assert bench.planner.plan([bench.drafter], [7]) == plain.plan([drafter], [7]) != [[]]
+
+
+class OnCard(Successor):
+    """Gives tokens and probabilities in place of logits, as a card does; of `broken` ones none that are numbers."""
+
+    broken = False
+
+    def forward(self, batch):
+        assert all(rows.only_best and rows.how_sure for rows in batch)
+        found = [logits.softmax(1).max(1) for logits in super().forward(batch)]
+        return [
+            [
+                Best(token, not self.broken, sure)
+                for sure, token in zip(*map(list, map(Tensor.tolist, best)), strict=True)
+            ]
+            for best in found
+        ]
+
+
+def test_what_a_card_finds_is_taken_as_logits_are():
+    model = DraftModel(OnCard(TEXT, n_slots=8), 104)
+    one = follower(model)
+    assert model.guess([(one, 9)], FREE) == [[101, 102, 103]]  # the next one is no token of the main model
+    assert one.alive
+    model.runner.broken = True
+    other = follower(model)
+    assert model.guess([(other, 2)], FREE) == [[]]
+    assert not other.alive

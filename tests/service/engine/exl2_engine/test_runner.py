@@ -335,3 +335,5 @@ def test_of_equally_good_tokens_the_first_is_best_and_one_that_is_no_number_is_t
     best = best_of(logits)
     assert best[0] == Best(40, True)
     assert [row.is_finite for row in best] == [True, False, False]
+    assert best[0].sure == 0
+    assert best_of(logits, how_sure=True)[0].sure == pytest.approx(float(logits[0].softmax(0).max()))
