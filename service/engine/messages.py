@@ -230,8 +230,8 @@ class AnswerDone(msgspec.Struct, frozen=True, tag="answer_done"):
     `engine_prefilled_tokens` is the engine's own counter of tokens that went through prefill for this answer.
     `looks`: piece by piece where the answer looked in its documents, none where that is not watched; `looks_ms`: what
     finding that took when the answer was over. `steps`: steps of the model in which its tokens were sampled;
-    `drafted_tokens` were guessed from the document and the session and computed in them, `accepted_tokens` of these
-    were what the model said.
+    `drafted_tokens` were guessed (from the document and the session, or by a draft model) and computed in them,
+    `accepted_tokens` of these were what the model said.
     """
 
     finish_reason: str

@@ -90,8 +90,8 @@ class CacheBody(msgspec.Struct, frozen=True):
 
 class TimingsBody(msgspec.Struct, frozen=True):
     """From the moment the question was accepted. `ttft_ms` is null when no text came. `fetch_ms`: finding and copying
-    what was fetched. `steps` of the model gave the answer's tokens; `drafted_tokens` were guessed from the documents
-    and the session and computed in them, `accepted_tokens` of these were right."""
+    what was fetched. `steps` of the model gave the answer's tokens; `drafted_tokens` were guessed (from the
+    documents and the session, or by a draft model) and computed in them, `accepted_tokens` of these were right."""
 
     queue_ms: float
     restore_ms: float
