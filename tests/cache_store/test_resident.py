@@ -215,7 +215,9 @@ def test_what_is_listed_and_verified(both: SnapshotStore, root: Path) -> None:
 
 
 def test_names_of_what_is_made_from_a_document() -> None:
-    assert KEY.made == (RESIDENT_KEY, KEY.of_kind("slots"))
-    assert RESIDENT_KEY.source == KEY.of_kind("slots").source == KEY
+    draft_key = KEY.of_kind("draft")
+    assert KEY.made == (RESIDENT_KEY, KEY.of_kind("slots"), draft_key)
+    assert RESIDENT_KEY.source == KEY.of_kind("slots").source == draft_key.source == KEY
+    assert (RESIDENT_KEY.leaves_with, KEY.leaves_with, draft_key.leaves_with) == (KEY, KEY, draft_key)
     assert (RESIDENT_KEY.made, KEY.source, TURN_KEY.made, TURN_KEY.source) == ((), None, (), None)
     assert EntryName(RESIDENT_KEY, FINGERPRINT.digest).flat.startswith("alice~resident~doc-1~")
