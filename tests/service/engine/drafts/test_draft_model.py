@@ -262,3 +262,26 @@ def test_what_a_card_finds_is_taken_as_logits_are():
     other = follower(model)
     assert model.guess([(other, 2)], FREE) == [[]]
     assert not other.alive
+
+
+def test_what_its_forwards_and_further_rows_take_is_measured(model, monkeypatch):
+    """A forward of one row takes 0.5 s here, and each further row 0.01 s."""
+    clock = [0.0]
+    forward = model.runner.forward
+
+    def timed(batch):
+        n_rows = sum(len(rows.tokens) for rows in batch)
+        clock[0] += 0.5 if n_rows < 9 else 0.5 + 0.01 * (n_rows - 1)
+        return forward(batch)
+
+    model.runner.forward = timed
+    monkeypatch.setattr("service.engine.drafts.model.monotonic", lambda: clock[0])
+    assert model.forward_s(1, 1.0) == pytest.approx(0.15)
+    assert model.feed_s(10, 0.15) == pytest.approx(0.15)
+    one = follower(model)
+    model.guess([(one, 5)], FREE)
+    assert model.forward_s(1, 1.0) == model.forward_s(3, 1.0) == pytest.approx(0.5)
+    for _ in range(4):
+        push(one, range(300, 340))
+        model.guess([(one, 1)], FREE)
+    assert model.feed_s(10, 0.5) == pytest.approx(0.1)

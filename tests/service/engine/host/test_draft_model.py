@@ -8,6 +8,7 @@ import pytest
 
 from cache_store.keys import SnapshotKey
 from cache_store.tiers.memory import MemoryTier
+from service.engine.drafts.costs import StepCosts
 from service.engine.drafts.planner import DraftPlanner
 from service.engine.host.draft.side import DraftSide
 from service.engine.messages import DocumentRef
@@ -386,3 +387,16 @@ def test_quotes_of_the_document_are_looked_up_and_not_asked_for(lab):
     assert done.accepted_tokens > 30
     assert lab.host.stats().draft_accepted_tokens_total == 0
     assert lab.host.stats().draft_steps_total < 20
+
+
+def test_a_draft_model_that_takes_longer_than_the_main_one_is_left_out(lab):
+    draft = start(lab, step_delay_s=0.004, draft_options={"step_delay_s": 0.02})
+    lab.host._context.scheduler.planner.costs = StepCosts()
+    lab.build()
+    settled(lab)
+    done = answer(lab, max_tokens=70)
+    assert done.token_ids[3:] == SAID[:69]
+    n_asked = len(draft.forwards)
+    assert 4 <= n_asked < 25
+    assert answer(lab, max_tokens=70).token_ids == done.token_ids
+    assert len(draft.forwards) - n_asked < 10
