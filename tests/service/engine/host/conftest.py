@@ -18,6 +18,9 @@ from service.engine.messages import (
     Sampling,
     TurnRef,
 )
+from tests.service.engine.host.draft_host import free_drafts, waiting
+
+__all__ = ["free_drafts", "waiting"]
 
 DOC = DocumentRef("own", "doc")
 TOKENS = [7 * i % 251 for i in range(100)]

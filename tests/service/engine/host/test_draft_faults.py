@@ -1,0 +1,177 @@
+"""What can go wrong with a draft model and its snapshots: answers go on without, and what was deleted leaves nothing."""
+
+import shutil
+
+import pytest
+
+from cache_store.keys import SnapshotKey
+from cache_store.tiers.memory import MemoryTier
+from tests.service.engine.draft_runner import Successor
+from tests.service.engine.host.draft_host import KEY, SAID, answer, drafts, settled, start, until
+
+pytestmark = pytest.mark.usefixtures("free_drafts", "waiting")
+
+
+@pytest.mark.parametrize("harm", ["missing", "cut", "flipped", "foreign"])
+def test_what_is_wrong_with_a_snapshot_is_a_miss_and_the_document_is_read_in_the_background(lab, harm, waiting):
+    start(lab)
+    lab.build()
+    settled(lab)
+    lab.host.close()
+    [shard] = lab.shards("drafts")
+    options = {}
+    if harm == "missing":
+        lab.store.delete(KEY)
+    elif harm == "cut":
+        shard.write_bytes(shard.read_bytes()[:-100])
+    elif harm == "flipped":
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+    else:
+        options = {"weights": "other draft"}
+    start(lab, draft_options=options)
+    waiting.on = False
+    done = answer(lab)
+    waiting.on = True
+    assert done.token_ids[3:] == SAID[:59]
+    until(lambda: lab.host.stats().draft_misses_total == 1)
+    settled(lab)
+    assert lab.host.stats().draft_document_prefill_tokens_total == len(lab.TOKENS)
+    again = answer(lab)
+    assert (again.token_ids, lab.host.stats().draft_misses_total) == (done.token_ids, 1)
+    assert again.accepted_tokens > 30
+    start(lab, draft_options=options)
+    assert answer(lab).accepted_tokens > 30
+    assert lab.host.stats().draft_document_prefill_tokens_total == 0
+
+
+def test_a_snapshot_that_means_something_else_is_set_aside_by_its_canary(lab):
+    start(lab)
+    lab.build()
+    settled(lab)
+
+    def other(runner):
+        tell = runner._logits
+        runner._logits = lambda document, tail, token: tell(document, tail, token) + 7.0 * (tail is None)
+
+    draft = Successor(SAID)
+    other(draft)
+    lab.start(script=SAID, draft_tokens=6, draft=draft)
+    assert answer(lab).token_ids[3:] == SAID[:59]
+    settled(lab)
+    assert lab.host.stats().draft_misses_total == 1
+    assert [entry.reason for entry in lab.store.entries() if entry.state == "quarantined"] == ["canary"]
+    assert answer(lab).accepted_tokens > 30
+
+
+def test_deleting_a_document_removes_both_from_disk_and_memory(lab):
+    draft = start(lab)
+    lab.build()
+    settled(lab)
+    answer(lab)
+    assert lab.host.stats().draft_nbytes > 0
+    lab.host.release(lab.DOC)
+    lab.store.delete(SnapshotKey("own", "document", "doc"))
+    stats = lab.host.stats()
+    assert (stats.draft_documents, stats.draft_nbytes, draft.n_documents, draft.n_tails) == (0, 0, 0, 1)
+    assert lab.store.names() == []
+
+
+def test_a_document_that_is_deleted_while_the_draft_model_reads_it_leaves_nothing(lab):
+    draft = start(lab, draft_options={"layer_delay_s": 0.1})
+    lab.build()
+    until(lambda: draft.n_documents)
+    lab.host.release(lab.DOC)
+    lab.store.delete(SnapshotKey("own", "document", "doc"))
+    settled(lab)
+    assert lab.store.names() == []
+    until(lambda: not draft.n_documents)
+
+
+def test_one_that_was_deleted_behind_its_back_is_not_left_behind(lab):
+    draft = start(lab, draft_options={"layer_delay_s": 0.1})
+    lab.build()
+    until(lambda: draft.n_documents)
+    lab.store.delete(SnapshotKey("own", "document", "doc"))  # by another process
+    settled(lab)
+    assert lab.store.names() == []
+
+
+def test_a_fault_ends_guessing_for_that_answer_only(lab):
+    draft = start(lab)
+    lab.build()
+    settled(lab)
+    draft.fails = True
+    done = answer(lab)
+    assert (done.token_ids[3:], done.accepted_tokens) == (SAID[:59], 0)
+    draft.fails = False
+    again = answer(lab)
+    assert again.token_ids == done.token_ids
+    assert again.accepted_tokens > 30
+    draft.poisoned = {SAID[4]}
+    done = answer(lab)
+    assert done.token_ids == again.token_ids
+    assert done.accepted_tokens < 10
+    draft.poisoned = set()
+    assert answer(lab).accepted_tokens > 30
+
+
+def test_cancelling_ends_an_answer_that_is_guessed(lab):
+    draft = start(lab, step_delay_s=0.02)
+    lab.build()
+    settled(lab)
+    events, future = lab.ask_later(max_tokens=70, kv_id="")
+    until(lambda: lab.host.stats().draft_accepted_tokens_total)
+    lab.host.cancel("a")
+    future.result(60)
+    assert lab.done(events).finish_reason == "cancelled"
+    until(lambda: len(lab.host._context.draft._seats._idle) == 1)
+    assert draft.n_tails == 2
+
+
+def test_closing_while_a_document_is_read_keeps_what_was_read(lab):
+    start(lab, draft_options={"layer_delay_s": 0.15})
+    lab.build()
+    until(lambda: len(list(lab.root.glob("building/*draft*/shard-*"))))
+    lab.host.drain(1.0)
+    lab.host.close()
+    assert drafts(lab) == []
+    start(lab)
+    answer(lab)
+    settled(lab)
+    assert lab.host.stats().draft_document_prefill_tokens_total <= len(lab.TOKENS)
+    assert len(drafts(lab)) == 1
+
+
+def test_after_the_loss_of_its_host_both_come_back_from_a_far_tier(lab):
+    tiers = [MemoryTier("object", durable=True)]
+    start(lab, tiers=tiers)
+    lab.build()
+    settled(lab)
+    lab.store.uploader.send_noted()
+    lab.host.close()
+    shutil.rmtree(lab.root)
+    start(lab, tiers=tiers)
+    events = lab.ask(max_tokens=60, kv_id="")
+    assert lab.started(events).source == "object"
+    assert lab.done(events).accepted_tokens > 30
+    stats = lab.host.stats()
+    assert (stats.document_prefill_tokens_total, stats.draft_document_prefill_tokens_total) == (0, 0)
+    lab.host.release(lab.DOC)
+    lab.store.delete(SnapshotKey("own", "document", "doc"))
+    assert list(tiers[0].entries()) == []
+
+
+def test_without_room_on_the_disk_answers_go_on_without_and_it_is_not_tried_at_every_question(lab, waiting, caplog):
+    waiting.on = False
+    lab.start(script=SAID)
+    lab.build()
+    start(lab, disk=lab.store.usage() + 100)
+    lab.build()
+    settled(lab)
+    for _ in range(3):
+        assert answer(lab).token_ids[3:] == SAID[:59]
+        settled(lab)
+    assert [name.key.kind for name in lab.store.names()] == ["document"]
+    assert len([r for r in caplog.records if "the draft model has not read" in r.message]) == 1
