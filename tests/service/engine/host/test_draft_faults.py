@@ -1,4 +1,4 @@
-"""What can go wrong with a draft model and its snapshots: answers go on without, and what was deleted leaves nothing."""
+"""What can go wrong with a draft model and its snapshots: answers go on without, what was deleted leaves nothing."""
 
 import shutil
 
