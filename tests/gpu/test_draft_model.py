@@ -28,7 +28,8 @@ QUESTIONS = ("\nOnce upon a time there was a", "\nDear friend, yesterday I", "\n
 
 @pytest.fixture
 def text(demo_model):
-    return Tokenizer.load(demo_model).encode_plain(gate_text())[:DOCUMENT]
+    ids = Tokenizer.load(demo_model).encode_plain(gate_text())
+    return (ids * (DOCUMENT // len(ids) + 1))[:DOCUMENT]
 
 
 @pytest.fixture
