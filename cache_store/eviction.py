@@ -71,6 +71,8 @@ class Candidate:
         """For people."""
         if self.kept:
             return self.kept
+        if not self.usable and self.is_draft:
+            return "read by a draft model that is not served with now"
         if not self.usable:
             return "made by another model, KV type or version"
         back = f"comes back from the {self.copy} tier" if self.copy else "computed again"
@@ -93,12 +95,16 @@ class Policy:
 
     def candidates(self, served: str | None) -> list[Candidate]:
         """Everything published, in the order in which it would leave, what is kept behind. `served`: the digest of the
-        fingerprint whose snapshots can be used; None takes all for usable."""
+        fingerprint whose snapshots can be used; None takes all for usable. Of what draft models read the marks say
+        it."""
         groups: dict[EntryName, list[EntryName]] = {}
         for name in published(self.area):
             groups.setdefault(EntryName(name.key.leaves_with, name.fingerprint_digest), []).append(name)
-        pinned, now = self.marks.pinned_keys(), self.clock()
-        found = [self._candidate(name, parts, served, pinned) for name, parts in groups.items()]
+        pinned, now, served_draft = self.marks.pinned_keys(), self.clock(), self.marks.served_draft
+        found = [
+            self._candidate(name, parts, served_draft if name.key.kind == "draft" else served, pinned)
+            for name, parts in groups.items()
+        ]
         return sorted(found, key=lambda one: (bool(one.kept), *one.order(now)))
 
     def _candidate(
@@ -114,7 +120,7 @@ class Policy:
             kept = "pinned"
         elif any(Unused.is_used(self.area.published(part)) for part in parts):
             kept = "in use"
-        usable = served is None or name.fingerprint_digest == served or name.key.kind == "draft"
+        usable = served is None or name.fingerprint_digest == served
         return Candidate(name, tuple(parts), nbytes, seconds, self.marks.use_of(name), position, usable, kept, copy)
 
     def _seconds(self, n_tokens: int) -> float:

@@ -4,6 +4,7 @@ fingerprint this store is served. Small files, for all processes; only what is e
 <root>/uses/<flat name>     a byte for each use; the time of its last change is that of the last use
 <root>/pins/<flat key>      a document that stays
 <root>/served               the digest of the fingerprint whose snapshots can be used
+<root>/served-draft         that of the draft model's, or "none"
 """
 
 import os
@@ -19,6 +20,7 @@ from cache_store.keys import EntryName, SnapshotKey, flat_key, parse_flat, parse
 MOST_USES = 4096
 """More are not told apart."""
 _DIGEST = re.compile(r"[0-9a-f]{16}")
+_NO_DRAFT = "none"
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -36,6 +38,7 @@ class Marks:
     def __init__(self, area: Area) -> None:
         self._area = area
         self._served = area.root / "served"
+        self._served_draft = area.root / "served-draft"
 
     def path(self, name: EntryName) -> Path:
         """The file that counts the uses of a snapshot."""
@@ -84,18 +87,22 @@ class Marks:
     @property
     def served(self) -> str | None:
         """The digest of the fingerprint whose snapshots can be used; None where no engine has said so yet."""
-        try:
-            digest = self._served.read_text()
-        except (OSError, UnicodeDecodeError):
-            return None
+        digest = _text_of(self._served)
         return digest if _DIGEST.fullmatch(digest) else None
 
-    def serve(self, digest: str) -> None:
-        """Say which fingerprint's snapshots can be used from now on. What cannot be written is left out."""
-        if digest == self.served:
-            return
-        with suppress(OSError):
-            replace_text(self._served, digest)
+    @property
+    def served_draft(self) -> str | None:
+        """As `served`, of what a draft model reads; "" where there is none."""
+        digest = _text_of(self._served_draft)
+        return "" if digest == _NO_DRAFT else digest if _DIGEST.fullmatch(digest) else None
+
+    def serve(self, digest: str, draft_digest: str = "") -> None:
+        """Say which fingerprint's snapshots can be used from now on, and which draft model's, "" for none. What cannot
+        be written is left out."""
+        for path, text in ((self._served, digest), (self._served_draft, draft_digest or _NO_DRAFT)):
+            if text != _text_of(path):
+                with suppress(OSError):
+                    replace_text(path, text)
 
     def sweep(self) -> None:
         """Remove marks of uses of what is not there. Others may use the store meanwhile: a mark that is lost costs a
@@ -104,3 +111,11 @@ class Marks:
             name = parse_flat(flat)
             if name is None or not os.path.lexists(self._area.published(name)):
                 self._area.disk.remove(self._area.uses / flat)
+
+
+def _text_of(path: Path) -> str:
+    """The empty text for what cannot be read."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -109,9 +109,10 @@ class SnapshotStore:
         """Count a use of a snapshot, also of one that is in memory already."""
         self.marks.used(EntryName(key, fingerprint_digest))
 
-    def serve(self, fingerprint: Fingerprint) -> None:
-        """Snapshots of this fingerprint can be used from now on; those of others are the first to be evicted."""
-        self.marks.serve(fingerprint.digest)
+    def serve(self, fingerprint: Fingerprint, draft: Fingerprint | None = None) -> None:
+        """Snapshots of this fingerprint can be used from now on, and those that the draft model with the other one
+        reads; what others have made is the first to be evicted."""
+        self.marks.serve(fingerprint.digest, "" if draft is None else draft.digest)
 
     def pin(self, key: SnapshotKey, pinned: bool) -> None:
         """Keep a key's snapshots on the disk, or no longer. Raises StorageFailed."""

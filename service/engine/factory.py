@@ -121,7 +121,7 @@ def open_host(config: EngineConfig) -> "EngineHost":
         free_floor_nbytes=config.free_floor_nbytes,
     )
     _put_in_order(store)
-    store.serve(runner.fingerprint)
+    store.serve(runner.fingerprint, parts.draft.fingerprint if parts.draft is not None else None)
     if parts.draft is not None:
         _compare_contexts(runner, parts.draft)
     return EngineHost(

@@ -54,8 +54,9 @@ def order(store: SnapshotStore) -> list[str]:
 
 def test_the_order(open_store: Callable[..., SnapshotStore]) -> None:
     store = open_store()
-    store.serve(FINGERPRINT)
+    store.serve(FINGERPRINT, OTHER)
     cases = [
+        (replace(draft("other-draft-model"), fingerprint=OLD), 0.0, 4000),
         (replace(document("other-model"), fingerprint=OLD), 0.0, 50),
         (draft("draft-long-ago"), 90.0, 200),
         (draft("draft-just-now"), 0.0, 200),
@@ -201,7 +202,7 @@ def test_what_a_draft_model_read_gives_way_to_all_and_takes_the_place_of_drafts_
     open_store: Callable[..., SnapshotStore],
 ) -> None:
     store = open_store()
-    store.serve(FINGERPRINT)
+    store.serve(FINGERPRINT, OTHER)
     old = document("old", n_tokens=80)
     old.build(store)
     use(store, old, 50.0)
@@ -238,6 +239,21 @@ def test_a_draft_is_deleted_with_its_document_and_evicted_without(open_store: Ca
     assert (store.names(), store.usage()) == ([], 0)
 
 
+def test_what_no_draft_model_reads_any_more_is_told_and_goes_first(open_store: Callable[..., SnapshotStore]) -> None:
+    store = open_store()
+    for recipe in (document("one"), draft("one"), replace(document("other-model"), fingerprint=OLD)):
+        recipe.build(store)
+        use(store, recipe, 0.0, 100)
+    store.serve(FINGERPRINT, OTHER)
+    assert order(store) == ["other-model", "one", "one"]
+    assert store.marks.served_draft == OTHER.digest
+    store.serve(FINGERPRINT)
+    first = store.evict_for(None, dry_run=True).gone[0]
+    assert (first.name.key.kind, first.usable) == ("draft", False)
+    assert "draft model that is not served" in first.why(NOW)
+    assert [one.name.key for one in open_store().evict_for(1).gone] == [draft("one").key]
+
+
 def test_a_count_that_a_killed_process_left_too_high_is_put_right(
     open_store: Callable[..., SnapshotStore], root: Path, recipe: Recipe
 ) -> None:
@@ -249,8 +265,9 @@ def test_a_count_that_a_killed_process_left_too_high_is_put_right(
 
 def test_marks_that_cannot_be_read_are_none(open_store: Callable[..., SnapshotStore], root: Path) -> None:
     store = open_store()
-    (root / "served").write_bytes(b"\xff\xfe")
-    assert store.marks.served is None
+    for name in ("served", "served-draft"):
+        (root / name).write_bytes(b"\xff\xfe")
+    assert (store.marks.served, store.marks.served_draft) == (None, None)
     store.serve(FINGERPRINT)
     assert store.marks.served == FINGERPRINT.digest
     (root / "uses" / "alice~document~gone~0123456789abcdef").write_bytes(b".")

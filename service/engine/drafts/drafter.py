@@ -73,6 +73,11 @@ class Drafter:
         """The next `n_tokens` as they are guessed; fewer where the source ends."""
         return [] if self._cursor is None else self._cursor.source.take(self._cursor.place, n_tokens)
 
+    def end(self) -> None:
+        """The draft model follows the answer no more."""
+        if self._follower is not None:
+            self._follower.end()
+
     def push(self, token_id: int) -> None:
         """The answer goes on with this token."""
         self._history.push(token_id)

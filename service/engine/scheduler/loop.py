@@ -269,7 +269,10 @@ class Scheduler:
         except Exception as error:
             if self._is_lost:
                 self._end(error)
-            raise
+            log.exception("guessing failed for %d answers, which go on without it", len(self._sequences))
+            for sequence in self._sequences:
+                sequence.guess_no_more()
+            return compose(self._sequences, self._prefill_rows)
 
     def _measure(self, parts: Seq[Part], seconds: float) -> None:
         """Tell the planner what a step took, unless it was for prompts too."""

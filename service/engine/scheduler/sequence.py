@@ -113,6 +113,11 @@ class Sequence:
             return "stop"
         return "length" if len(self.sampled) >= self.max_new else None
 
+    def guess_no_more(self) -> None:
+        if self.drafter is not None:
+            self.drafter.end()
+        self.drafter = None
+
     def finish(self, reason: str) -> None:
         """Show the rest of the text and give the result."""
         if self.writer is not None:

@@ -146,6 +146,8 @@ def read_ask_restart(pair: Pair, questions: Sequence[Sequence[int]], max_tokens:
     """A document is read by both, asked about with the draft model and without, and asked about again, in a session
     that goes on, by a new engine that has the snapshots."""
     with pair.host() as host:
+        assert host._context.draft is not None
+        assert host._context.store.marks.served_draft == host._context.draft.context.runner.fingerprint.digest
         assert pair.build(host).prefilled_tokens == len(pair.tokens)
         pair.until(host, "draft_document_prefill_tokens_total", len(pair.tokens))
         pair.until_followed(host, questions[0], max_tokens)

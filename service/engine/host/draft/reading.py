@@ -75,7 +75,7 @@ class Reading:
             wanted.cancel.cancel(Reason.RELEASED)
 
     def end(self) -> None:
-        """Stop what runs, its journal stays; begin nothing more."""
+        """Stop what runs; a question after the next start has it read from the beginning."""
         with self._lock:
             open_now = list(self._open.values())
         for wanted in open_now:

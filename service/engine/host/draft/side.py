@@ -135,7 +135,7 @@ class DraftSide:
         }
 
     def drain(self) -> None:
-        """Stop reading documents; their journals stay."""
+        """Stop reading documents."""
         self._reading.end()
 
     def close(self) -> None:

@@ -117,6 +117,24 @@ def test_a_fault_ends_guessing_for_that_answer_only(lab):
     assert answer(lab).accepted_tokens > 30
 
 
+def test_an_answer_that_cannot_be_followed_goes_on_without(lab, waiting, monkeypatch):
+    start(lab)
+    lab.build()
+    settled(lab)
+    waiting.on = False
+
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(lab.host._context.draft._pool, "submit", refuse)
+        done = answer(lab)
+    assert (done.token_ids[3:], done.accepted_tokens) == (SAID[:59], 0)
+    waiting.on = True
+    again = answer(lab)
+    assert (again.token_ids, again.accepted_tokens > 30) == (done.token_ids, True)
+
+
 def test_cancelling_ends_an_answer_that_is_guessed(lab):
     draft = start(lab, step_delay_s=0.02)
     lab.build()
@@ -130,17 +148,17 @@ def test_cancelling_ends_an_answer_that_is_guessed(lab):
     assert draft.n_tails == 2
 
 
-def test_closing_while_a_document_is_read_keeps_what_was_read(lab):
+def test_closing_while_a_document_is_read_leaves_nothing_of_it_and_it_is_read_again(lab):
     start(lab, draft_options={"layer_delay_s": 0.15})
     lab.build()
     until(lambda: len(list(lab.root.glob("building/*draft*/shard-*"))))
     lab.host.drain(1.0)
     lab.host.close()
-    assert drafts(lab) == []
+    assert [entry.name.key.kind for entry in lab.store.entries()] == ["document"]
     start(lab)
     answer(lab)
     settled(lab)
-    assert lab.host.stats().draft_document_prefill_tokens_total <= len(lab.TOKENS)
+    assert lab.host.stats().draft_document_prefill_tokens_total == len(lab.TOKENS)
     assert len(drafts(lab)) == 1
 
 
