@@ -45,6 +45,7 @@ class Reading:
         self._context = context
         self._runner = runner
         self._pool = ThreadPoolExecutor(1, "draft-reading")
+        self._pool.submit(lambda: None)  # its thread starts here: where none can be started no build fails for it
         self._lock = threading.Lock()
         self._is_closed = False
         self._open: dict[DocumentRef, _Wanted] = {}

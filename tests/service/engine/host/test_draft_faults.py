@@ -1,11 +1,16 @@
 """What can go wrong with a draft model and its snapshots: answers go on without, what was deleted leaves nothing."""
 
 import shutil
+import threading
+from unittest.mock import Mock
 
 import pytest
 
 from cache_store.keys import SnapshotKey
 from cache_store.tiers.memory import MemoryTier
+from service.engine.host.draft.reading import Reading
+from service.engine.host.kept import Subject
+from service.engine.messages import DocumentRef
 from tests.service.engine.draft_runner import Successor
 from tests.service.engine.host.draft_host import KEY, SAID, answer, drafts, settled, start, until
 
@@ -133,6 +138,15 @@ def test_an_answer_that_cannot_be_followed_goes_on_without(lab, waiting, monkeyp
     waiting.on = True
     again = answer(lab)
     assert (again.token_ids, again.accepted_tokens > 30) == (done.token_ids, True)
+
+
+def test_a_document_is_left_to_be_read_without_a_new_thread(monkeypatch):
+    reading = Reading(None, None)  # it can read nothing
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    subject = Subject(DocumentRef("own", "doc"), "digest", 3, kind="draft")
+    assert reading.want(subject, subject, [1, 2, 3]).result(20) is False
+    monkeypatch.undo()
+    reading.close()
 
 
 def test_cancelling_ends_an_answer_that_is_guessed(lab):
