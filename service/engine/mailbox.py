@@ -8,7 +8,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -23,7 +23,8 @@ _held = _Held()
 
 @contextmanager
 def one_wake() -> Iterator[None]:
-    """What this thread posts meanwhile is handed over at the end, with one wake-up of each loop."""
+    """What this thread posts meanwhile is handed over at the end, with one wake-up of each loop. A loop that was closed
+    since then has nobody who reads; others are woken all the same."""
     if _held.boxes is not None:
         yield
         return
@@ -33,7 +34,8 @@ def one_wake() -> Iterator[None]:
     finally:
         _held.boxes = None
         for box in boxes:
-            box.wake()
+            with suppress(RuntimeError):
+                box.wake()
 
 
 class Mailbox(Generic[T]):
@@ -46,7 +48,9 @@ class Mailbox(Generic[T]):
         self._is_woken = False
 
     def post(self, item: T) -> None:
-        """From any thread. Raises RuntimeError when the loop is closed, then or at the end of `one_wake`."""
+        """From any thread. Raises RuntimeError when the loop is closed."""
+        if self._loop.is_closed():
+            raise RuntimeError("the event loop that should be told is closed")
         self._items.append(item)
         if _held.boxes is None:
             self.wake()

@@ -24,7 +24,7 @@ FEW_CELLS = 1024
 """Cells that tails left are taken back when they are more than this, and more than those in use: attention passes them
 in every step, and tails are copied to take them back."""
 FILL_NBYTES = 64 << 20
-"""Cells are filled by states of about this size."""
+"""Cells are filled, and what is loaded of a document goes to them, by states of about this size."""
 
 
 class OrderedCells(Cells):
@@ -39,6 +39,8 @@ class OrderedCells(Cells):
         """The end of the last document."""
         self._floor = self._end = 0
         """The first cell of tails, and the first empty one."""
+        self.in_order = True
+        """False for good when something failed while rows were elsewhere: some may be nowhere then."""
 
     def append(self, sequence: int, rows: KVRows, first: int) -> None:
         """Put rows of a tail above all others, from position `first` on. Raises DecodeFailed."""
@@ -51,7 +53,7 @@ class OrderedCells(Cells):
         live = sum(tail.n_placed for tail in tails)
         n_left = self._end - self._top - live
         if self._end + n_rows + n_waiting > self._n_cells or n_left > max(FEW_CELLS, live):
-            with self._without_tails(tails):
+            with self._moving(), self._without_tails(tails):
                 pass
         self._end += n_rows
 
@@ -68,7 +70,9 @@ class OrderedCells(Cells):
         """Put its first rows into the cache; the others are computed. Raises DecodeFailed."""
         self.reserve(document, tails)
         self.take(document, 0, rows.n_tokens)
-        super().append(document.sequence, rows, 0)
+        for first in range(0, rows.n_tokens, self._step):
+            part = slice(first, first + self._step)
+            super().append(document.sequence, KVRows(rows.keys[:, part], rows.values[:, part]), first)
 
     def reserve(self, document: LlamaDocument, tails: Collection[LlamaTail]) -> None:
         """Keep cells for all rows of a document that come one after another. Raises DecodeFailed."""
@@ -87,8 +91,9 @@ class OrderedCells(Cells):
     def untake(self, document: LlamaDocument, first: int, last: int) -> None:
         """Keep them again, without what was computed there. Raises DecodeFailed."""
         assert document.reserved is not None
-        self._context.remove(document.sequence, first)
-        self._fill(RESERVED, last - first, document.reserved + first)
+        with self._moving():
+            self._context.remove(document.sequence, first)
+            self._fill(RESERVED, last - first, document.reserved + first)
 
     def end_reservation(self, document: LlamaDocument) -> None:
         """All of its cells are taken, or nobody's."""
@@ -118,11 +123,17 @@ class OrderedCells(Cells):
         cells = np.flatnonzero(~self._taken)[: document.capacity]
         if len(cells) < document.capacity:
             raise DecodeFailed(f"llama.cpp's KV cache has no room for a document of {document.capacity} tokens")
-        with self._in_gaps() if int(cells[-1]) < self._floor else self._above_documents(tails):
+        with self._moving(), self._in_gaps() if int(cells[-1]) < self._floor else self._above_documents(tails):
             yield
             self._taken[cells] = True
             document.cells = cells
             self._find_top()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        self.in_order, before = False, self.in_order
+        yield
+        self.in_order = before
 
     @contextmanager
     def _in_gaps(self) -> Iterator[None]:
@@ -162,11 +173,15 @@ class OrderedCells(Cells):
             self._fill(GAPS, self._top - int(self._taken.sum()), 0)
         self._floor = self._end = self._top
 
+    @property
+    def _step(self) -> int:
+        """Tokens of a state of `FILL_NBYTES`."""
+        return max(FILL_NBYTES // self._form.layout.bytes_per_token, 1)
+
     def _fill(self, sequence: int, n_cells: int, first_position: int) -> None:
         """Let the first `n_cells` empty cells be a sequence's. Raises DecodeFailed."""
-        step = max(FILL_NBYTES // self._form.layout.bytes_per_token, 1)
-        for first in range(0, n_cells, step):
-            n = min(step, n_cells - first)
+        for first in range(0, n_cells, self._step):
+            n = min(self._step, n_cells - first)
             state = self._form.new(n, first_position + first)
             rows = self._form.rows(state, n)
             rows.keys[:] = rows.values[:] = 0

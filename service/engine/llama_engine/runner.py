@@ -64,7 +64,7 @@ class LlamaRunner:
         self._context.close()
 
     def usable(self) -> bool:
-        return self._usable
+        return self._usable and self._cells.in_order
 
     def document_nbytes(self, n_tokens: int, n_slot_rows: int = 0) -> int:
         return n_tokens * self.layout.bytes_per_token

@@ -22,7 +22,7 @@ from cache_store.errors import CacheStoreError
 from service.collector import starting
 from service.engine.factory import EngineConfig, open_host
 from service.engine.mailbox import Mailbox
-from service.engine.messages import PROTOCOL_VERSION
+from service.engine.messages import PROTOCOL_VERSION, Failed, is_last
 from service.engine.models.errors import ModelError
 from service.engine.remote import wire
 from service.engine.scheduler.cancel import Reason
@@ -35,6 +35,7 @@ log = logging.getLogger("service.engine.server")
 
 _FORESEEN = (ModelError, CacheStoreError, ValueError, OSError)
 """A sentence says all about these: no traceback."""
+NOT_SENT = "what came of it could not be sent"
 EXIT_ORPHANED = 1
 LAST_WORDS_S = 0.5
 
@@ -116,12 +117,17 @@ class Connection:
 
 
 def _frame(message: wire.FromServer) -> bytes:
-    """One that is too large is left out, and does not take others with it."""
+    """One that is too large, or is no Unicode, does not take others with it; whoever waits for it is told."""
     try:
         return wire.frame(message)
-    except wire.FrameRefused:
+    except (wire.FrameRefused, ValueError):
         log.exception("a message was not sent")
-        return b""
+    match message:
+        case wire.Event() if is_last(message.event):
+            return wire.frame(wire.Event(message.call, Failed("internal", NOT_SENT)))
+        case wire.Reply():
+            return wire.frame(wire.Reply(message.call, error=NOT_SENT))
+    return b""
 
 
 async def serve(host: "EngineHost", socket: Path, drain_s: float) -> None:

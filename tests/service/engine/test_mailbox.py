@@ -13,10 +13,13 @@ class CountingLoop(Mock):
 
     def __init__(self) -> None:
         super().__init__(asyncio.AbstractEventLoop)
-        self.calls, self.is_closed = [], False
+        self.calls, self.closed = [], False
+
+    def is_closed(self) -> bool:
+        return self.closed
 
     def call_soon_threadsafe(self, call) -> None:
-        if self.is_closed:
+        if self.closed:
             raise RuntimeError("Event loop is closed")
         self.calls.append(call)
 
@@ -76,12 +79,24 @@ def test_boxes_are_woken_though_a_step_failed(loop):
 
 def test_a_closed_loop_is_told_every_time(loop):
     box = Mailbox(loop, list)
-    loop.is_closed = True
+    loop.closed = True
     for _ in range(2):
         with pytest.raises(RuntimeError, match="closed"):
             box.post("late")
-    with pytest.raises(RuntimeError, match="closed"), one_wake():
+    with one_wake(), pytest.raises(RuntimeError, match="closed"):
         box.post("later")
+
+
+def test_a_loop_that_closes_meanwhile_keeps_nobody_else_waiting(loop):
+    """The engine's thread, which posts for all, goes on."""
+    got, others = [], [CountingLoop() for _ in range(8)]
+    with one_wake():
+        for each in [*others[:4], loop, *others[4:]]:
+            Mailbox(each, got.extend).post("here")
+        loop.closed = True
+    for each in others:
+        each.run()
+    assert got == ["here"] * 8
 
 
 @pytest.mark.anyio

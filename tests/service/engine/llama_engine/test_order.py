@@ -126,6 +126,7 @@ class Service:
                 self.cut,
                 self.fail,
                 self.cancel,
+                self.swap,
             ]
         )()
         self.check()
@@ -290,6 +291,42 @@ def test_a_document_that_is_too_large_is_refused_and_tails_stay():
     with pytest.raises(DecodeFailed, match="no room for a document"):
         service.runner.prefill_chunk(service.runner.new_document(N_DOCUMENTS), service.tokens(CHUNK))
     service.check()
+
+
+def test_what_is_loaded_of_a_document_that_goes_on_is_copied_in_parts(monkeypatch):
+    monkeypatch.setattr(order, "FILL_NBYTES", 3 * LAYOUT.bytes_per_token)
+    service = Service(3)
+    service.building = service.runner.new_document(24), service.tokens(24)
+    sizes: list[int] = []
+    set_state = service.context.set_state
+    monkeypatch.setattr(service.context, "set_state", lambda *given: sizes.append(len(given[1])) or set_state(*given))
+    service._put(*service.building, 2 * CHUNK)
+    service.check()
+    assert max(sizes) == StateFormat(LAYOUT).nbytes(3)
+
+
+@pytest.mark.parametrize("n_before", range(3))
+def test_rows_that_cannot_be_put_back_end_the_engine(n_before: int, monkeypatch):
+    """Whichever state fails while a document comes: its own, or that of one of two tails."""
+    service = Service(2)
+    first, second = service.load(), service.load()
+    for _ in range(2):
+        service.runner.forward([Rows(service.runner.new_tail(), second, [1, 2, 3])])
+    service.runner.free_document(first)
+    left, set_state = [n_before], service.context.set_state
+
+    def fails(*given: Any) -> None:
+        if left[0] == 0:
+            raise DecodeFailed("no memory")
+        left[0] -= 1
+        set_state(*given)
+
+    monkeypatch.setattr(service.context, "set_state", fails)
+    n, runner = first.capacity + 1, service.runner
+    assert runner.usable()
+    with pytest.raises(DecodeFailed, match="no memory"):
+        service._put(runner.new_document(n), service.tokens(n), n)
+    assert not runner.usable()
 
 
 def test_a_document_that_comes_back_to_its_place_is_one_state_and_moves_no_tail(monkeypatch):

@@ -6,6 +6,7 @@ import signal
 import stat
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -31,6 +32,7 @@ from service.engine.protocol import EngineLost
 from service.engine.remote import wire
 from service.engine.remote.child import EngineProcess
 from service.engine.remote.client import RemoteEngine
+from service.engine.remote.server import Connection
 from service.engine.remote.supervisor import EngineSupervisor
 
 pytestmark = pytest.mark.anyio
@@ -353,3 +355,26 @@ def test_a_frame_has_its_length_in_front_and_a_limit():
     assert wire.to_server.decode(data[4:]) == wire.Stats(3)
     with pytest.raises(wire.FrameRefused):
         wire.frame(wire.Cancel("x" * (wire.MAX_FRAME_NBYTES + 1), closed=False))
+
+
+async def test_a_message_that_cannot_be_sent_takes_no_other_with_it_and_is_waited_for_by_nobody():
+    sent, writer, host = [], Mock(), Mock()
+    writer.is_closing.return_value, writer.write = False, sent.append
+    connection = Connection(host, writer)
+    connection._post(wire.Event(1, AnswerText("\udc80")))
+    connection._post(wire.Event(2, Failed("storage", "no file \udc80")))
+    connection._post(wire.Event(3, Failed("busy", "another's")))
+    connection._post(wire.Reply(4, error="x" * (wire.MAX_FRAME_NBYTES + 1)))
+    await asyncio.sleep(0)
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"".join(sent))
+    reader.feed_eof()
+    got = [message async for message in _messages(reader)]
+    assert [(message.call, type(message)) for message in got] == [(2, wire.Event), (3, wire.Event), (4, wire.Reply)]
+    assert (got[0].event.code, got[1].event.code) == ("internal", "busy")
+    assert "could not be sent" in got[2].error
+
+
+async def _messages(reader):
+    while (message := await wire.read_frame(reader, wire.from_server)) is not None:
+        yield message
