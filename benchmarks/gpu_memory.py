@@ -70,6 +70,7 @@ def planned(directory: Path, kv_type: KVType, rows: int) -> tuple[Ledger, int]:
 
 
 def announced(result: Result, arguments: argparse.Namespace, plan: Ledger, card_nbytes: int) -> None:
+    from service.engine.exl2_engine.graph_sizes import DRAFT_TOKENS
     from service.engine.exl2_engine.loading import Options, load_runner
     from service.engine.exl2_engine.meter import Meter, compare, error
     from service.planning.request import Wanted
@@ -77,7 +78,13 @@ def announced(result: Result, arguments: argparse.Namespace, plan: Ledger, card_
     directory, rows = model_dir(arguments, arguments.size), ROWS
     pool = int(arguments.pool_gib * GIB) or None
     n_slots = Wanted(users=rows).n_slots
-    options = Options(kv_type=KVType(arguments.kv_type), n_slots=n_slots, max_rows=rows, pool_nbytes=pool)
+    options = Options(
+        kv_type=KVType(arguments.kv_type),
+        n_slots=n_slots,
+        max_rows=rows,
+        draft_tokens=DRAFT_TOKENS,
+        pool_nbytes=pool,
+    )
     torch.cuda.init()
     meter = Meter(torch.device("cuda", 0))
     runner = load_runner(directory, options, phase_over=lambda phase: meter.mark(phase))
