@@ -166,6 +166,7 @@ class DraftSide:
     def _follow(self, following: _Following) -> bool:
         """False when the snapshot is missing, or not what it should be."""
         subject, context = following.subject, self.context
+        context.asked_about(subject)
         try:
             with context.residency.held(
                 subject.ref,

@@ -129,6 +129,18 @@ def test_documents_leave_the_draft_models_memory_for_others(lab):
     assert (stats.draft_misses_total, stats.draft_documents) == (0, 1)
 
 
+def test_a_snapshot_counts_as_used_by_each_answer_also_in_memory(lab):
+    start(lab)
+    lab.build()
+    settled(lab)
+    [name] = drafts(lab)
+    uses = []
+    for _ in range(3):
+        answer(lab)
+        uses.append(lab.store.marks.use_of(name).n)
+    assert uses == [uses[0], uses[0] + 1, uses[0] + 2]
+
+
 def test_without_speculation_a_draft_model_is_left_alone(lab):
     draft = start(lab, draft_tokens=0)
     lab.build()
