@@ -227,11 +227,16 @@ class DraftSide:
 
     def _leave(self, seat: Seat, follower: Follower, document: ResidentDocument) -> None:
         """The engine's thread asks it no more: what it is doing now is over before the slot is another's."""
-        failed = not follower.alive
-        follower.end()
+        failed = not self.context.scheduler.run(_ended, follower)
         if failed or document.dropped:
             self._seats.free(seat)
             return
-        self.context.scheduler.run(lambda: None)
         seat.rows = follower.rows
         self._seats.keep(seat)
+
+
+def _ended(follower: Follower) -> bool:
+    """Whether it was followed until now; on the engine's thread, where what ends it by a fault is over then."""
+    alive = follower.alive
+    follower.end()
+    return alive

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -160,6 +161,28 @@ def test_cancelling_ends_an_answer_that_is_guessed(lab):
     assert lab.done(events).finish_reason == "cancelled"
     until(lambda: len(lab.host._context.draft._seats._idle) == 1)
     assert draft.n_tails == 2
+
+
+def test_a_fault_while_an_answer_is_cancelled_leaves_no_tail_of_unknown_rows(lab):
+    draft = start(lab)
+    lab.build()
+    settled(lab)
+    forward = draft.forward
+
+    def fail(batch):
+        found = forward(batch)
+        if len(draft.forwards) > 3:
+            lab.host.cancel("a")
+            time.sleep(0.2)  # the answer's thread sees that
+            raise RuntimeError("the draft model is out of memory")
+        return found
+
+    draft.forward = fail
+    events, future = lab.ask_later(max_tokens=70, kv_id="")
+    future.result(60)
+    assert lab.done(events).finish_reason == "cancelled"
+    until(lambda: not lab.host._context.draft._seats._taken)
+    assert (draft.n_tails, len(lab.host._context.draft._seats._idle)) == (1, 0)
 
 
 def test_closing_while_a_document_is_read_leaves_nothing_of_it_and_it_is_read_again(lab):
