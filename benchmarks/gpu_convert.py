@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_convert [--model DIRECTORY] [--bits 4.0,6.0] [--limit-s 560]
 
-Runs on a card, for seven to nine minutes with the demo model: on 24 rows of 1,024 tokens where 100 of 2,048 are usual, and
-with one measurement for all bits. Everything goes through the command line, as an operator types it.
+Runs on a card, for seven to nine minutes with the demo model: on 24 rows of 1,024 tokens where 100 of 2,048 are usual,
+and with one measurement for all bits. Everything goes through the command line, as an operator types it.
 """
 
 import argparse
