@@ -120,8 +120,9 @@ class Desk:
         self.prompts = PromptTemplate(load_card(model).prompt, Tokenizer.load(model))
 
     def ids(self, text: str) -> list[int]:
-        """The tokens of a text, which is read the first time."""
+        """The tokens of a text, which is read the first time; with a planner, or nothing could be looked up in it."""
         if text not in self.read:
+            self.scheduler.planner = self.planner
             ids = self.prompts.document((ROOT / text).read_text("utf-8")).ids
             events: list[object] = []
             self.host.build(BuildRequest(text, _ref(text), ids), events.append).result()
