@@ -42,7 +42,7 @@ def preread(data: Path, *words: str, limit_s: float, **settings: str) -> dict[st
         [*PREREAD, *words, "--json"], env=environment, stdout=subprocess.PIPE, text=True, timeout=max(limit_s, 1.0)
     )
     if done.returncode:
-        raise RuntimeError(f"preread {' '.join(words[:2])}: exit {done.returncode}: {done.stdout[-300:]}")
+        raise RuntimeError(f"preread {words[0]}: exit {done.returncode}: {done.stdout[-300:]}")
     return json.loads(done.stdout)
 
 

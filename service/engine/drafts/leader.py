@@ -34,6 +34,17 @@ class _Plan:
     """A forward of the draft model, as a multiple of a step."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What there is to guess in a step. `room`: how many drafts each sequence may have; `looked_up`: the chances of
+    those that are looked up."""
+
+    planner: "DraftPlanner"
+    followers: Sequence[Follower | None]
+    room: Sequence[int]
+    looked_up: Sequence[Sequence[float]]
+
+
 class Leader:
     """Of one engine."""
 
@@ -57,22 +68,17 @@ class Leader:
             return None
         if not planner.costs.has_base(len(drafters)):
             return [[] for _ in drafters]  # what a step takes without any is measured first
-        found = self._best(planner, followers, room, looked_up)
+        found = self._best(_Step(planner, followers, room, looked_up))
         if found is None:
             return None
         return self._drafts(planner, found, drafters)
 
-    def _best(
-        self,
-        planner: "DraftPlanner",
-        followers: Sequence[Follower | None],
-        room: Sequence[int],
-        looked_up: Sequence[Sequence[float]],
-    ) -> _Plan | None:
-        speed, counts = planner.fastest(looked_up)
-        base_s, n = planner.costs.base_s, len(followers)
+    def _best(self, step: _Step) -> _Plan | None:
+        planner = step.planner
+        speed, counts = planner.fastest(step.looked_up)
+        base_s, n = planner.costs.base_s, len(step.followers)
         least = LEAST_GAIN * max(speed, float(n))
-        asked, chances = self._asked(planner, followers, room, looked_up)
+        asked, chances = self._asked(step)
         best: _Plan | None = None
         if n_asked := sum(follower is not None for follower in asked):
             forward_s = self.model.forward_s(n_asked, base_s)
@@ -80,7 +86,7 @@ class Leader:
             for speed, counts in self._plans(planner, asked, chances, feed, forward_s / base_s):
                 if speed >= (least if best is None else best.speed):
                     best = _Plan(speed, counts, asked, forward_s / base_s)
-        return best or self._probe(planner, followers, room, looked_up)
+        return best or self._probe(step)
 
     def _plans(
         self,
@@ -101,19 +107,13 @@ class Leader:
             ]
             yield planner.fastest(cut, feed + depth * forward)
 
-    def _asked(
-        self,
-        planner: "DraftPlanner",
-        followers: Sequence[Follower | None],
-        room: Sequence[int],
-        looked_up: Sequence[Sequence[float]],
-    ) -> tuple[list[Follower | None], list[Sequence[float]]]:
+    def _asked(self, step: _Step) -> tuple[list[Follower | None], list[Sequence[float]]]:
         """Of each sequence what would be asked, where that is likelier to be right than what is looked up, and the
         chances of its drafts."""
         asked: list[Follower | None] = []
         chances: list[Sequence[float]] = []
-        for follower, n, of_lookup in zip(followers, room, looked_up, strict=True):
-            guessed = [] if follower is None else follower.chances(min(planner.most, n))
+        for follower, n, of_lookup in zip(step.followers, step.room, step.looked_up, strict=True):
+            guessed = [] if follower is None else follower.chances(min(step.planner.most, n))
             is_better = sum(guessed) > sum(of_lookup)
             asked.append(follower if is_better else None)
             chances.append(guessed if is_better else of_lookup)
@@ -122,25 +122,19 @@ class Leader:
     def _feed_s(self, follower: Follower, forward_s: float) -> float:
         return self.model.feed_s(follower.n_pending - 1, forward_s)
 
-    def _probe(
-        self,
-        planner: "DraftPlanner",
-        followers: Sequence[Follower | None],
-        room: Sequence[int],
-        looked_up: Sequence[Sequence[float]],
-    ) -> _Plan | None:
+    def _probe(self, step: _Step) -> _Plan | None:
         """One guess of an answer for which the draft model was not asked for long: others come, for which it is
         right."""
-        base_s, n = planner.costs.base_s, len(followers)
+        base_s, followers = step.planner.costs.base_s, step.followers
         forward_s = self.model.forward_s(1, base_s)
         for i, follower in enumerate(followers):
-            if follower is None or looked_up[i] or not follower.most(min(room[i], 1)):
+            if follower is None or step.looked_up[i] or not follower.most(min(step.room[i], 1)):
                 continue
             follower.n_passed += 1
             if follower.n_passed < follower.rest:
                 continue
             if follower.n_passed * base_s * _PROBE_SHARE >= forward_s + self._feed_s(follower, forward_s):
-                counts = [0] * n
+                counts = [0] * len(followers)
                 counts[i] = 1
                 return _Plan(0.0, counts, [one if j == i else None for j, one in enumerate(followers)], 0.0)
         return None

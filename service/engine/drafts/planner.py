@@ -54,23 +54,28 @@ class DraftPlanner:
     ) -> tuple[float, list[int]]:
         """The most tokens that a step can give in the time of one without drafts, and how many drafts of each sequence
         it takes. `more`: what drafts cost beside their rows, as a multiple of that time, and `each` of them."""
-        best = self._likeliest(chances)
-        counts = [0] * len(chances)
-        speeds = self._speeds(len(chances), [-chance for chance, _ in best], more, each)
+        return self._fastest(self._likeliest(chances), len(chances), more, each)
+
+    def _fastest(
+        self, best: Sequence[tuple[float, int]], n: int, more: float = 0.0, each: float = 0.0
+    ) -> tuple[float, list[int]]:
+        speeds = self._speeds(n, [-chance for chance, _ in best], more, each)
         fastest = max(range(len(speeds)), key=speeds.__getitem__, default=None)
         if fastest is None:
-            return float(len(chances)), counts
-        for _, i in best[: fastest + 1]:
-            counts[i] += 1
-        return speeds[fastest], counts
+            return float(n), [0] * n
+        return speeds[fastest], _counts_of(best[: fastest + 1], n)
 
     def _counts(self, chances: Sequence[Sequence[float]]) -> list[int]:
-        """How many drafts of each sequence."""
-        best = self._likeliest(chances)
-        counts = [0] * len(chances)
-        for _, i in best[: self._n_best(len(chances), [-chance for chance, _ in best])]:
-            counts[i] += 1
-        return counts
+        """How many drafts of each sequence: as many as give most tokens a second. Where others wait for drafts it is
+        measured first what a step takes without."""
+        best, n = self._likeliest(chances), len(chances)
+        if not best or (n > 1 and not self.costs.has_base(n)):
+            return [0] * n
+        speed, counts = self._fastest(best, n)
+        if speed >= LEAST_GAIN * n:
+            return counts
+        gain = (n + sum(-chance for chance, _ in best)) / n
+        return _counts_of(best[: self._tried(gain, len(best))], n)
 
     def _likeliest(self, chances: Sequence[Sequence[float]]) -> list[tuple[float, int]]:
         """The likeliest drafts come first, so that those of a sequence are in order; less what chance each has, and
@@ -87,17 +92,6 @@ class DraftPlanner:
             costs = list(takewhile(lambda cost: cost <= MOST_SLOWER, costs))
         return [of_step / cost for of_step, cost in zip(tokens, costs, strict=False)]
 
-    def _n_best(self, n: int, chances: Sequence[float]) -> int:
-        """Of how many of these drafts a step of `n` sequences gives most tokens a second. Where others wait for drafts
-        it is measured first what a step takes without."""
-        if not chances or (n > 1 and not self.costs.has_base(n)):
-            return 0
-        speeds = self._speeds(n, chances)
-        fastest = max(range(len(speeds)), key=speeds.__getitem__, default=0)
-        if speeds and speeds[fastest] >= LEAST_GAIN * n:
-            return fastest + 1
-        return self._tried((n + sum(chances)) / n, len(chances))
-
     def _tried(self, gain: float, n_drafts: int) -> int:
         """How many drafts are computed though they do not seem to pay."""
         self._n_passed += gain >= _WORTH_A_TRY
@@ -105,3 +99,11 @@ class DraftPlanner:
             return 0
         self._n_passed = 0
         return n_drafts
+
+
+def _counts_of(drafts: Sequence[tuple[float, int]], n: int) -> list[int]:
+    """How many of these are of each of `n` sequences."""
+    counts = [0] * n
+    for _, i in drafts:
+        counts[i] += 1
+    return counts
