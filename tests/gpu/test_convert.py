@@ -73,8 +73,7 @@ def test_it_goes_on_where_it_was_and_leaves_nothing_on_the_card(converting, four
     assert not any(stage.startswith(("predicting", "measuring")) for stage in converting.stages)
     assert not (converting.folder / "work").exists()
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(0)
-    assert total - free < 4 << 30
+    assert torch.cuda.memory_reserved(0) < 1 << 30  # of this process: other tests may use the card beside it
 
 
 def test_it_predicts_much_as_its_source(converting, four):
