@@ -1,17 +1,20 @@
-"""The llamacpp engine beside bare llama-cpp-python on the same GGUF, in turns in one process: first token from a
-snapshot on disk, and tokens a second after it.
+"""The llamacpp engine beside llama-cpp-python on the same GGUF, in turns in one process: first token from a snapshot on
+disk, and tokens a second after it.
 
     python benchmarks/llamacpp.py [--model DIRECTORY] [--tokens 2000] [--rounds 7] [--threads 2] [--write]
 
-Needs the extra `llamacpp` and a model kept as a GGUF (`make llamacpp` makes both). Bare means llama.cpp's own functions
-with nothing around them: the sequence's state is read from a file by `llama_state_seq_load_file`, the question is
-computed, the best of the logits taken. Ours is an answer of the engine as the API gets it: records verified, canary
-compared, text made of the tokens, the turn stored. `--write` puts the table into docs/llamacpp.md.
+Needs the extra `llamacpp` and a model kept as a GGUF (`make llamacpp` makes both). llama-cpp-python is its class
+`Llama` as its documentation has it: what `save_state` gave comes from a file and goes through `load_state`, the
+question through `eval`. llama.cpp is its own functions with nothing around them: the sequence's state is read from a file by
+`llama_state_seq_load_file`, the question is computed, the best of the logits taken. Ours is an answer of the engine as
+the API gets it: records verified, canary compared (one row more), text made of the tokens, the turn stored. All have
+the same threads, KV types, attention and batch. `--write` puts the table into docs/llamacpp.md.
 """
 
 import argparse
 import asyncio
 import ctypes
+import pickle
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +41,50 @@ from service.settings import Settings
 PAGE = Path(__file__).parents[1] / "docs" / "llamacpp.md"
 CACHE_NBYTES = 400 << 20
 N_ANSWER = 48
+WHO = ("ours", "package", "bare")
+
+
+class Package:
+    """llama-cpp-python's own class, for `n_context` tokens."""
+
+    def __init__(self, arguments: argparse.Namespace, n_context: int) -> None:
+        from llama_cpp import Llama
+
+        threads = {"n_threads": arguments.threads, "n_threads_batch": arguments.threads}
+        key_type, value_type = ggml_types(KVType(arguments.kv_type))
+        self._llama = Llama(
+            str(arguments.model / GGUF_NAME), n_ctx=n_context, n_batch=N_ROWS, n_ubatch=N_ROWS, flash_attn=True,
+            type_k=key_type, type_v=value_type, verbose=False, **threads,
+        )  # fmt: skip
+
+    def prefill(self, ids: list[int]) -> None:
+        self._llama.eval(ids)
+
+    def save(self, path: Path) -> None:
+        with path.open("wb") as file:
+            pickle.dump(self._llama.save_state(), file, pickle.HIGHEST_PROTOCOL)
+
+    def first_token(self, path: Path, question: list[int]) -> tuple[float, int]:
+        """Seconds from the file to the first token, and the token."""
+        self._llama.reset()
+        started = time.perf_counter()
+        with path.open("rb") as file:
+            self._llama.load_state(pickle.load(file))
+        self._llama.eval(question)
+        token = self._llama.sample(temp=0.0)
+        return time.perf_counter() - started, token
+
+    def decode(self, first_token: int, n_tokens: int) -> tuple[float, list[int]]:
+        """Tokens a second, and the tokens."""
+        tokens = [first_token]
+        started = time.perf_counter()
+        while len(tokens) < n_tokens:
+            self._llama.eval(tokens[-1:])
+            tokens.append(self._llama.sample(temp=0.0))
+        return (n_tokens - 1) / (time.perf_counter() - started), tokens
+
+    def close(self) -> None:
+        self._llama.close()
 
 
 class Bare:
@@ -119,35 +166,42 @@ async def measure(arguments: argparse.Namespace, directory: Path) -> dict[str, l
         free_floor_nbytes=0,
     )
     engine = await LocalEngine.open(config)
-    bare = Bare(arguments, len(ids) + 512)
+    bare, package = Bare(arguments, len(ids) + 512), Package(arguments, len(ids) + 512)
     await built(engine, DOCUMENT, ids)
-    bare.prefill(ids)
-    bare.save(directory / "bare")
-    figures: dict[str, list[float]] = {"ours_ttft": [], "bare_ttft": [], "ours_decode": [], "bare_decode": []}
+    for other in (bare, package):
+        other.prefill(ids)
+        other.save(directory / type(other).__name__)
+    figures = {f"{who}_{what}": [] for who in WHO for what in ("ttft", "decode")}
     for n in range(arguments.rounds + 1):
         done = await asked(engine, arguments, ids, f"session-{n}")
-        seconds, token = bare.first_token(directory / "bare", len(ids), question)
+        seconds, token = bare.first_token(directory / "Bare", len(ids), question)
         speed, tokens = bare.decode(token, len(ids) + len(question), done.completion_tokens)
+        seconds_2, token_2 = package.first_token(directory / "Package", question)
+        speed_2, tokens_2 = package.decode(token_2, done.completion_tokens)
         if n == 0:
             ours = [*done.token_ids[len(question) :], *done.pending_ids]
-            print(f"the same tokens: {ours == tokens}")
+            print(f"the same tokens: {ours == tokens == tokens_2}")
             continue
-        figures["ours_ttft"].append(done.ttft_ms / 1e3)
-        figures["bare_ttft"].append(seconds)
-        figures["ours_decode"].append(done.decode_tokens_per_s)
-        figures["bare_decode"].append(speed)
+        for who, ttft, decode in (
+            ("ours", done.ttft_ms / 1e3, done.decode_tokens_per_s),
+            ("package", seconds_2, speed_2),
+            ("bare", seconds, speed),
+        ):
+            figures[f"{who}_ttft"].append(ttft)
+            figures[f"{who}_decode"].append(decode)
     await engine.close()
     bare.close()
+    package.close()
     return figures
 
 
 def rows(figures: dict[str, list[float]]) -> list[list[str]]:
     lines = []
     for name, what, unit in (("ttft", "first token from disk, ms", 1e3), ("decode", "decode, tokens a second", 1)):
-        ours, bare = ([value * unit for value in figures[f"{who}_{name}"]] for who in ("ours", "bare"))
-        ratio = median(a / b for a, b in zip(ours, bare, strict=True))
-        told = [f"{median(values):.1f} ({min(values):.1f}-{max(values):.1f})" for values in (ours, bare)]
-        lines.append([what, *told, f"{ratio:.2f}"])
+        values = {who: [value * unit for value in figures[f"{who}_{name}"]] for who in WHO}
+        told = [f"{median(v):.1f} ({min(v):.1f}-{max(v):.1f})" for v in values.values()]
+        ratios = [median(a / b for a, b in zip(values["ours"], values[who], strict=True)) for who in WHO[1:]]
+        lines.append([what, *told, *(f"{ratio:.2f}" for ratio in ratios)])
     return lines
 
 
@@ -162,7 +216,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with TemporaryDirectory() as directory, suppress(KeyboardInterrupt):
         figures = asyncio.run(measure(arguments, Path(directory)))
-        head = ["", "llamacpp engine", "bare llama.cpp", "ratio"]
+        head = ["", "llamacpp engine", "llama-cpp-python", "llama.cpp's functions", "ratio", "ratio to the functions"]
         text = table(head, rows(figures))
         about = (
             f"{machine()}, llama-cpp-python {build()}. A document of {arguments.tokens:,} tokens, {arguments.kv_type}, "

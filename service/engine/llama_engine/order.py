@@ -61,6 +61,11 @@ class OrderedCells(Cells):
         """A tail needs its positions [first, last) no more."""
         self._give(sequence, LEFT, first, last)
 
+    def forget_left(self) -> None:
+        """No tail has rows any more: what they left is empty, at once and without a copy."""
+        self._context.remove(LEFT)
+        self._end = self._floor
+
     def place(self, document: LlamaDocument, state: Bytes, tails: Collection[LlamaTail]) -> None:
         """Put all rows of a document into the cache. Raises DecodeFailed."""
         with self._cells_for(document, tails):

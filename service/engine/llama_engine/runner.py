@@ -13,7 +13,7 @@ from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine.context import DeviceLost, LlamaContext
 from service.engine.llama_engine.order import OrderedCells
 from service.engine.llama_engine.places import N_OWN, LlamaDocument, LlamaTail
-from service.engine.llama_engine.state import StateFormat, StateMismatch
+from service.engine.llama_engine.state import Bytes, StateFormat, StateMismatch
 from service.engine.protocol import Rows, RunnerLimits
 
 Between = Callable[[], None]
@@ -57,6 +57,9 @@ class LlamaRunner:
         self._step = step_tokens
         self._free = list(range(N_OWN, N_OWN + limits.n_documents + limits.n_slots))
         self._tails: dict[int, LlamaTail] = {}
+        self._memory: Bytes | None = None
+        """In which the last document from disk was put together: the next one's, since new pages take as long as what
+        is copied to them. The plan counts one."""
         self._usable = True
 
     def close(self) -> None:
@@ -117,7 +120,7 @@ class LlamaRunner:
         self, document: LlamaDocument, layer: int, first_token: int, records: memoryview, n_tokens: int
     ) -> None:
         if document.state is None:
-            document.state = self._form.new(document.capacity)
+            document.state = self._form.new(document.capacity, memory=self._taken_memory(document.capacity))
         rows = self._form.rows(document.state, document.capacity)
         self._form.put(rows, layer, first_token, records, n_tokens)
         document.loaded[layer] += n_tokens
@@ -142,6 +145,7 @@ class LlamaRunner:
             head = replace(rows, keys=rows.keys[:, :n_tokens], values=rows.values[:, :n_tokens])
             self._cells.begin(document, head, self._tails.values())
         document.n_tokens = n_tokens
+        self._memory = state if state.base is None else state.base
 
     def new_tail(self) -> int:
         slot = next((s for s in range(self.limits.n_slots) if s not in self._tails), None)
@@ -155,6 +159,8 @@ class LlamaRunner:
         self._cells.leave(tail.sequence, tail.base)
         self._context.remove(tail.sequence)
         self._free.append(tail.sequence)
+        if not any(other.n_placed for other in self._tails.values()):
+            self._cells.forget_left()
 
     def tail_length(self, slot: int) -> int:
         return self._tails[slot].n_tokens
@@ -228,6 +234,11 @@ class LlamaRunner:
 
     def _refuse(self, what: str) -> NoReturn:
         raise NotImplementedError(f"the llamacpp engine has no {what}")
+
+    def _taken_memory(self, n_tokens: int) -> Bytes | None:
+        """What is kept for states, where it is large enough for `n_tokens` tokens; it is not kept any longer."""
+        memory, self._memory = self._memory, None
+        return None if memory is None or len(memory) < self._form.nbytes(n_tokens) else memory
 
     def _read(self, sequence: int, first: int, last: int) -> list[list[memoryview]]:
         try:

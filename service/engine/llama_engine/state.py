@@ -67,9 +67,11 @@ class StateFormat:
         rows = sum(_LAYER.size + n_tokens * row for row in self._row_nbytes)
         return _HEAD.size + n_tokens * _CELL_NBYTES + _BODY.size + self.layout.n_layers * rows
 
-    def new(self, n_tokens: int, first_position: int = 0) -> Bytes:
-        """A state of `n_tokens` tokens at consecutive positions; its rows are not set."""
-        state = np.empty(self.nbytes(n_tokens), np.uint8)
+    def new(self, n_tokens: int, first_position: int = 0, memory: Bytes | None = None) -> Bytes:
+        """A state of `n_tokens` tokens at consecutive positions; its rows are not set. It begins `memory` where that is
+        given."""
+        nbytes = self.nbytes(n_tokens)
+        state = np.empty(nbytes, np.uint8) if memory is None else memory[:nbytes]
         state[: _HEAD.size] = _bytes(_HEAD.pack(MAGIC, 0, 1, n_tokens))
         cells = self._cells(state, n_tokens)
         cells[:, 0] = np.arange(first_position, first_position + n_tokens)

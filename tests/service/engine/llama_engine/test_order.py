@@ -276,12 +276,43 @@ def test_what_tails_left_is_taken_back_so_that_attention_passes_few_cells(monkey
     monkeypatch.setattr(order, "FEW_CELLS", 6)
     service = Service(0)
     document = service.load()
+    service.runner.forward([Rows(service.runner.new_tail(), document, [1])])
     for _ in range(40):
         slot = service.runner.new_tail()
         service.runner.forward([Rows(slot, document, [1, 2, 3])])
         service.runner.free_tail(slot)
-    used = [cell for cell, owners in enumerate(service.context.sequences) if owners]
-    assert len(used) <= document.capacity + 6 + 3
+    assert document.capacity + 1 < _n_used(service) <= document.capacity + 1 + 6 + 3
+
+
+def _n_used(service: Any) -> int:
+    return sum(map(bool, service.context.sequences))
+
+
+def test_what_the_last_tail_left_is_empty_at_once():
+    service = Service(0)
+    document = service.load()
+    slots = [service.runner.new_tail() for _ in range(2)]
+    for slot in slots:
+        service.runner.forward([Rows(slot, document, [1, 2, 3])])
+    service.runner.free_tail(slots[0])
+    assert _n_used(service) == document.capacity + 6
+    service.runner.free_tail(slots[1])
+    assert _n_used(service) == document.capacity
+    service.ask()
+    service.check()
+
+
+def test_documents_from_disk_are_put_together_in_the_same_memory():
+    service = Service(0)
+    at: list[int] = []
+    for n_tokens in (24, 16, 24):
+        document = service.runner.new_document(n_tokens)
+        service._put(document, service.tokens(n_tokens), n_tokens)
+        memory = service.runner._memory
+        assert memory is not None
+        assert len(memory) == StateFormat(LAYOUT).nbytes(24)
+        at.append(memory.ctypes.data)
+    assert len(set(at)) == 1
 
 
 def test_a_document_that_is_too_large_is_refused_and_tails_stay():
