@@ -5,10 +5,10 @@ disk, and tokens a second after it.
 
 Needs the extra `llamacpp` and a model kept as a GGUF (`make llamacpp` makes both). llama-cpp-python is its class
 `Llama` as its documentation has it: what `save_state` gave comes from a file and goes through `load_state`, the
-question through `eval`. llama.cpp is its own functions with nothing around them: the sequence's state is read from a file by
-`llama_state_seq_load_file`, the question is computed, the best of the logits taken. Ours is an answer of the engine as
-the API gets it: records verified, canary compared (one row more), text made of the tokens, the turn stored. All have
-the same threads, KV types, attention and batch. `--write` puts the table into docs/llamacpp.md.
+question through `eval`. llama.cpp is its own functions with nothing around them: the sequence's state is read from a
+file by `llama_state_seq_load_file`, the question is computed, the best of the logits taken. Ours is an answer of the
+engine as the API gets it: records verified, canary compared (one row more), text made of the tokens, the turn stored.
+All have the same threads, KV types, attention and batch. `--write` puts the table into docs/llamacpp.md.
 """
 
 import argparse
