@@ -1,6 +1,7 @@
 """What a step of more rows costs, as a multiple of one without drafts: measured while it runs."""
 
 from collections import deque
+from collections.abc import Hashable
 from statistics import median
 
 _PER_ROW = 0.05
@@ -19,7 +20,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._ratios: dict[tuple[int, int], deque[float]] = {}
         self._known: dict[int, dict[int, float]] = {}
-        self._members: tuple[int, ...] = ()
+        self._members: tuple[Hashable, ...] = ()
         self._bases: deque[float] = deque(maxlen=_BASES)
         self._n_since = 0
 
@@ -33,7 +34,7 @@ class StepCosts:
         """Seconds of a step of the last ones' sequences without drafts; only where `has_base`."""
         return median(self._bases)
 
-    def record(self, members: tuple[int, ...], n_rows: int, seconds: float) -> None:
+    def record(self, members: tuple[Hashable, ...], n_rows: int, seconds: float) -> None:
         """A step took `seconds` for `n_rows` rows, a row of each sequence and drafts. `members` name the sequences'
         documents."""
         if members != self._members:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -277,7 +277,7 @@ class Scheduler:
     def _measure(self, parts: Seq[Part], seconds: float) -> None:
         """Tell the planner what a step took, unless it was for prompts too."""
         if self.planner is not None and not any(part.sequence.n_left for part in parts):
-            members = tuple(id(part.rows.document) for part in parts)
+            members = tuple(_name(part.rows.document) for part in parts)
             self.planner.costs.record(members, sum(len(part.rows.tokens) for part in parts), seconds)
 
     def _advance(self, part: Part, logits: Any) -> None:
@@ -387,3 +387,9 @@ class Scheduler:
             self._arriving.clear()
             self._sequences.clear()
             self._calls.clear()
+
+
+def _name(document: Any) -> Hashable:
+    """Of a document of the runner, where steps are compared: another one may come to lie at the address of one that is
+    gone, and takes as long only where it is as long."""
+    return None if document is None else (id(document), document.next_position)

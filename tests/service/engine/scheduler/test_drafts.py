@@ -309,3 +309,16 @@ def test_only_a_greedy_answer_asks_for_no_more_than_the_best_tokens(bench, tempe
     prompt, *decoding = asked
     assert prompt[1] is False
     assert {only_best for _, only_best in decoding} == {expected}
+
+
+def test_a_longer_document_at_the_address_of_one_that_is_gone_is_another_to_the_costs(monkeypatch):
+    bench, named = Bench(), []
+    planner = bench.scheduler.planner
+    assert planner is not None
+    monkeypatch.setattr(planner.costs, "record", lambda members, *more: named.append(members))
+    bench.ask(max_new=3).done.result(10)
+    bench.document.next_position += 1000  # the same object stands for one that Python made in its place
+    bench.ask(max_new=3).done.result(10)
+    bench.ask(max_new=3).done.result(10)
+    assert len(set(named)) == 2
+    bench.scheduler.close()
