@@ -20,7 +20,7 @@ LEAST_GAIN = 1.03
 _CAUGHT_UP_IN = 64
 """Steps over which it counts what an answer's tokens so far cost to be read by it."""
 _PROBE_SHARE = 0.02
-"""Of the time of steps: where it did not pay it is asked again now and then, for so much."""
+"""Of the time of steps: where it did not pay it is asked again now and then, for so much, of all answers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Leader:
 
     def __init__(self, model: DraftModel) -> None:
         self.model = model
+        self._spared_s = 0.0
+        """What steps since the last probe left for one."""
 
     def plan(
         self,
@@ -77,7 +79,8 @@ class Leader:
         planner = step.planner
         speed, counts = planner.fastest(step.looked_up)
         base_s, n = planner.costs.base_s, len(step.followers)
-        least = LEAST_GAIN * max(speed, float(n))
+        plain = max(speed, float(n))
+        least = LEAST_GAIN * plain
         asked, chances = self._asked(step)
         best: _Plan | None = None
         if n_asked := sum(follower is not None for follower in asked):
@@ -86,7 +89,7 @@ class Leader:
             for speed, counts in self._plans(planner, asked, chances, feed, forward_s / base_s):
                 if speed >= (least if best is None else best.speed):
                     best = _Plan(speed, counts, asked, forward_s / base_s)
-        return best or self._probe(step)
+        return best or self._probe(step, plain)
 
     def _plans(
         self,
@@ -122,22 +125,45 @@ class Leader:
     def _feed_s(self, follower: Follower, forward_s: float) -> float:
         return self.model.feed_s(follower.n_pending - 1, forward_s)
 
-    def _probe(self, step: _Step) -> _Plan | None:
-        """One guess of an answer for which the draft model was not asked for long: others come, for which it is
-        right."""
-        base_s, followers = step.planner.costs.base_s, step.followers
-        forward_s = self.model.forward_s(1, base_s)
-        for i, follower in enumerate(followers):
-            if follower is None or step.looked_up[i] or not follower.most(min(step.room[i], 1)):
-                continue
+    def _probe(self, step: _Step, plain: float) -> _Plan | None:
+        """One guess of an answer for which the draft model was not asked for long: others come, for which it is right.
+        Of several that one which waits longest. `plain`: tokens in the time of a step without it."""
+        waiting = [
+            (i, follower)
+            for i, follower in enumerate(step.followers)
+            if follower is not None and not step.looked_up[i] and follower.most(min(step.room[i], 1))
+        ]
+        if not waiting:
+            return None
+        base_s = step.planner.costs.base_s
+        self._spared_s += base_s * _PROBE_SHARE
+        for _, follower in waiting:
             follower.n_passed += 1
-            if follower.n_passed < follower.rest:
-                continue
-            if follower.n_passed * base_s * _PROBE_SHARE >= forward_s + self._feed_s(follower, forward_s):
-                counts = [0] * len(followers)
-                counts[i] = 1
-                return _Plan(0.0, counts, [one if j == i else None for j, one in enumerate(followers)], 0.0)
+        rested = [(i, follower) for i, follower in waiting if follower.n_passed >= follower.rest]
+        for i, follower in sorted(rested, key=lambda one: -one[1].n_passed):
+            if (found := self._probe_of(step, i, follower, plain)) is not None:
+                plan, price = found
+                if price * base_s > self._spared_s:
+                    return None
+                self._spared_s = 0.0
+                return plan
         return None
+
+    def _probe_of(self, step: _Step, i: int, follower: Follower, plain: float) -> tuple[_Plan, float] | None:
+        """A guess of this answer beside what is looked up for others, and what of a step is lost by it; None where the
+        step has no row for it, or others would wait too long."""
+        planner, n = step.planner, len(step.followers)
+        forward_s = self.model.forward_s(1, planner.costs.base_s)
+        more = (forward_s + self._feed_s(follower, forward_s)) / planner.costs.base_s
+        # as if it were sure, so that it is the first to have a row
+        chances = [[1.0] if j == i else of_one for j, of_one in enumerate(step.looked_up)]
+        _, counts = planner.fastest(chances, more)
+        if not counts[i]:
+            return None
+        n_rows = n + sum(counts)
+        tokens = n + sum(sum(of_one[:count]) for of_one, count in zip(step.looked_up, counts, strict=True))
+        price = planner.costs.ratio(n, n_rows) + more - tokens / plain
+        return _Plan(0.0, counts, [one if j == i else None for j, one in enumerate(step.followers)], 0.0), price
 
     def _drafts(self, planner: "DraftPlanner", found: _Plan, drafters: Sequence[Drafter | None]) -> list[list[int]]:
         n = len(drafters)
