@@ -12,6 +12,7 @@ from service.planning.detect import find_card
 from service.planning.headers import read_model
 from service.planning.ledgers import read_nbytes, step_nbytes
 from service.planning.model import ModelFacts
+from service.planning.placing import computes_on_card
 from service.planning.request import Wanted, layout_of
 from service.settings import Settings
 
@@ -60,7 +61,7 @@ def physics_of(settings: Settings, model_dir: Path, bandwidth_gbps: float = 0.0,
     if settings.engine == "fake":
         return None
     model = read_model(model_dir)
-    card = find_card(card_name if computes_on_card(settings) else "cpu", bandwidth_gbps)
+    card = find_card(card_name if computes_on_card(settings, gpu_backends()) else "cpu", bandwidth_gbps)
     if settings.engine == "exl2" and card.is_cpu:
         raise ModelError("PREREAD_ENGINE=exl2, and there is no NVIDIA card")
     physics = _physics(model, card, KVType(settings.kv_type), resolve_dtype(settings.compute_dtype))
@@ -68,13 +69,6 @@ def physics_of(settings: Settings, model_dir: Path, bandwidth_gbps: float = 0.0,
         # both as they are stored, wherever it computes
         return replace(physics, step_nbytes=_gguf_step_nbytes(model), row_nbytes=physics.stored_row_nbytes)
     return physics
-
-
-def computes_on_card(settings: Settings) -> bool:
-    """Whether the engine uses a card where there is one."""
-    if settings.engine == "llamacpp":
-        return settings.offload != "none" and bool(gpu_backends())
-    return settings.engine == "exl2"
 
 
 def _gguf_step_nbytes(model: ModelFacts) -> int:

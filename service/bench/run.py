@@ -10,14 +10,14 @@ import msgspec
 
 from cache_store.tiers.opening import TierConfig
 from service.bench.measure import Bench, Work
-from service.bench.physics import computes_on_card
 from service.bench.results import FORMAT, LeftOut, Run
 from service.bench.talk import QUESTION_TOKENS
 from service.core.engines import engine_config
 from service.engine.factory import EngineConfig
-from service.engine.llama_engine.library import PACKAGE
+from service.engine.llama_engine.library import PACKAGE, gpu_backends
 from service.engine.messages import EngineInfo
 from service.errors import Invalid
+from service.planning.placing import computes_on_card
 from service.planning.visible import visible_cards
 from service.settings import Settings
 
@@ -48,7 +48,7 @@ def place_of(settings: Settings, info: EngineInfo) -> dict[str, str]:
 
 
 def _device(settings: Settings) -> str:
-    if computes_on_card(settings):
+    if computes_on_card(settings, gpu_backends()):
         try:
             if cards := visible_cards():
                 return cards[0].name

@@ -14,6 +14,7 @@ from service.planning.detect import card_of, this_processor
 from service.planning.headers import read_model
 from service.planning.model import ModelFacts
 from service.planning.nvidia import CardState
+from service.planning.placing import computes_on_card
 from service.planning.plan import Plan, make_plan
 from service.planning.request import Wanted
 from service.planning.visible import visible
@@ -35,7 +36,14 @@ class Context:
 
     @property
     def on_card(self) -> bool:
+        """Whether it is the engine for cards alone."""
         return self.settings.engine == "exl2"
+
+    @property
+    def offloads(self) -> bool:
+        """Whether llama.cpp computes on a card where it finds one, and takes its memory there."""
+        settings = self.settings
+        return settings.engine == "llamacpp" and computes_on_card(settings, self.probes.llama_backends())
 
     @property
     def draft_dir(self) -> Path | None:

@@ -40,8 +40,7 @@ def swap(context: Context) -> Finding:
         whose = ", ".join(f"pid {pid}: {n / 2**20:.0f} MiB" for pid, n in much.items())
         return say.fail(
             f"parts of Preread lie in swap ({whose})",
-            "lower PREREAD_RESIDENT_BYTES or end what else takes memory, then restart; `swapoff -a` keeps it from "
-            "coming back",
+            f"{_less(context)}end what else takes memory, then restart; `swapoff -a` keeps it from coming back",
         )
     if memory.swap_used_nbytes > _SWAP_NBYTES:
         return say.warn(
@@ -50,6 +49,13 @@ def swap(context: Context) -> Finding:
             "end what else takes memory: documents that are swapped out are slower than computing them again",
         )
     return say.ok(f"{memory.swap_used_nbytes / 2**20:.0f} MiB of swap in use")
+
+
+def _less(context: Context) -> str:
+    """The setting by which this engine takes less of the machine's memory, if there is one."""
+    if context.on_card:
+        return "lower PREREAD_HOST_BYTES or "
+    return "" if context.offloads else "lower PREREAD_RESIDENT_BYTES or "
 
 
 def threads(context: Context) -> Finding:
@@ -104,12 +110,13 @@ def disk_room(context: Context) -> Finding:
     """Whether snapshots can still be written."""
     say, settings = context.finding("disk-room"), context.settings
     free = shutil.disk_usage(_existing(settings.data_dir)).free
-    plan = context.plan()
+    # No plan is needed to see that even the floor is not free, and making one may fail.
+    plan = context.plan() if free >= settings.free_floor_bytes else ""
     one = 0 if isinstance(plan, str) else plan.snapshot_nbytes
     if free < settings.free_floor_bytes + one:
         return say.fail(
-            f"{free / GIB:.2f} GiB free; {settings.free_floor_bytes / GIB:.2f} stay free, and a snapshot of this size "
-            f"takes {one / GIB:.2f}",
+            f"{free / GIB:.2f} GiB free; {settings.free_floor_bytes / GIB:.2f} stay free"
+            f"{f', and a snapshot of this size takes {one / GIB:.2f}' if one else ''}",
             "free some disk, or `preread snapshots evict`",
         )
     return say.ok(f"{free / GIB:.1f} GiB free")

@@ -1,5 +1,7 @@
 """Checks of the model: that it is there, how it was quantized, and that it fits."""
 
+from collections.abc import Callable
+
 from cache_store.layout import KVType
 from service.doctor.context import Context
 from service.doctor.findings import Finding
@@ -10,10 +12,13 @@ from service.engine.models.errors import ModelError
 from service.engine.models.quantized import find_quantization
 from service.engine.torch_engine.ledger import machine_memory
 
+_MODELS = "`preread models list` shows what there is; `preread models import` makes one"
 _SMALL_GROUP = 32
 _LARGEST_SHARE = 3
 """A draft model of more than a third of the model's parameters gains nothing."""
 _FAKE = "the fake engine has no model"
+_SEEN_BACKENDS = ("cuda", "metal")
+"""Those of llama.cpp whose memory is known here: of NVIDIA's cards, and Apple's, which is the machine's own."""
 
 
 def model(context: Context) -> Finding:
@@ -23,11 +28,23 @@ def model(context: Context) -> Finding:
         return say.skip(_FAKE)
     try:
         card = load_card(context.model_dir)
-        check_engine(card, settings.engine)
-        check_kv_type(card, KVType(settings.kv_type))
     except ModelError as error:
-        return say.fail(str(error), "`preread models list` shows what there is; `preread models import` makes one")
+        return say.fail(str(error), _MODELS)
+    if wrong := [
+        *_refusal(check_engine, card, settings.engine),
+        *_refusal(check_kv_type, card, KVType(settings.kv_type)),
+    ]:
+        return say.fail("; ".join(wrong), _MODELS)
     return say.ok(f"{card.name}: {card.architecture}, {card.quantization} weights, KV {settings.kv_type}")
+
+
+def _refusal(check: Callable[..., None], *arguments: object) -> list[str]:
+    """Why a check of the engine refuses; nothing when it does not."""
+    try:
+        check(*arguments)
+    except ModelError as error:
+        return [str(error)]
+    return []
 
 
 def draft_model(context: Context) -> Finding:
@@ -86,7 +103,7 @@ def cache_size(context: Context) -> Finding:
         best = plan.settings[0] if plan.settings else None
         instead = f"; KV {best.kv_type} with retention {best.retention} would fit" if best else ""
         return say.fail(
-            f"{wanted:,} tokens: {plan.problems[0]}",
+            f"{wanted:,} tokens: {'; '.join(plan.problems)}",
             f"lower PREREAD_MAX_CONTEXT or PREREAD_MAX_BATCH, or choose another KV type (`preread plan`){instead}",
         )
     return say.ok(f"a document of {wanted:,} tokens fits; there is room for {has:,}")
@@ -102,6 +119,8 @@ def host_memory(context: Context) -> Finding:
     )
     if settings.engine == "fake":
         return say.skip(_FAKE)
+    if context.offloads and (found := _cards_memory(context)) is not None:
+        return found
     memory = machine_memory()
     free = min(memory.free + context.probes.engines_nbytes(), memory.total)
     if nbytes > free:
@@ -110,3 +129,21 @@ def host_memory(context: Context) -> Finding:
             f"lower {name}: else the machine swaps, or the engine is killed",
         )
     return say.ok(f"{name} is {nbytes / GIB:.1f} GiB of {free / GIB:.1f} GiB available")
+
+
+def _cards_memory(context: Context) -> Finding | None:
+    """What llama.cpp takes on cards, over all of which it spreads the layers and their KV; None where it has none but
+    this machine's memory."""
+    say, cards = context.finding("host-memory"), context.cards()
+    nbytes = context.settings.resident_bytes
+    if not cards:
+        unseen = [name for name in context.probes.llama_backends() or () if name not in _SEEN_BACKENDS]
+        return say.skip(f"llama.cpp was compiled for {unseen[0]}, whose cards are not looked at") if unseen else None
+    free = sum(min(card.free_nbytes + card.engines_nbytes, card.total_nbytes) for card in cards)
+    where = f"available on {', '.join(card.name for card in cards)}"
+    if nbytes > free:
+        return say.fail(
+            f"PREREAD_RESIDENT_BYTES is {nbytes / GIB:.1f} GiB, and {free / GIB:.1f} GiB are {where}",
+            "lower PREREAD_RESIDENT_BYTES: llama.cpp takes it on the card at once, or does not start",
+        )
+    return say.ok(f"PREREAD_RESIDENT_BYTES is {nbytes / GIB:.1f} GiB of {free / GIB:.1f} GiB {where}")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from service.bench import physics
-from service.bench.physics import computes_on_card, physics_of
+from service.bench.physics import physics_of
+from service.planning.placing import computes_on_card
 from service.settings import Settings
 from tests.service.engine.models.test_gguf import HIDDEN, write_model
 
@@ -31,9 +32,8 @@ def test_a_step_reads_the_weights_and_rows_as_they_are_stored(tmp_path: Path, mo
      (None, "auto", False)],
 )  # fmt: skip
 def test_it_is_on_a_card_where_llama_cpp_was_compiled_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backends: list[str] | None, offload: str, on_card: bool
+    tmp_path: Path, backends: list[str] | None, offload: str, on_card: bool
 ) -> None:
-    monkeypatch.setattr(physics, "gpu_backends", lambda: backends)
-    assert computes_on_card(settings(tmp_path, offload=offload)) == on_card
-    assert computes_on_card(Settings(data_dir=tmp_path, engine="exl2"))
-    assert not computes_on_card(Settings(data_dir=tmp_path, engine="torch"))
+    assert computes_on_card(settings(tmp_path, offload=offload), backends) == on_card
+    assert computes_on_card(Settings(data_dir=tmp_path, engine="exl2"), backends)
+    assert not computes_on_card(Settings(data_dir=tmp_path, engine="torch"), backends)
