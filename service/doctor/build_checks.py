@@ -1,10 +1,11 @@
 """Checks of what was compiled for what: driver, CUDA, torch, exllamav2, the card's generation, number formats."""
 
 import re
+from collections.abc import Iterator
 
 from service.doctor.context import Context
 from service.doctor.facts import TorchFacts
-from service.doctor.findings import Finding
+from service.doctor.findings import Finding, together
 from service.engine.factory import BF16_FLAGS
 from service.planning.cards import FIRST_BF16, FIRST_EXL2, FIRST_TRITON, tried
 from service.planning.nvidia import CardState
@@ -16,7 +17,8 @@ _KNOWN = {
     "compiled": "The engine was compiled for this generation, not run on it (docs/cards.md)",
     "reasoned": "The engine was neither run on this generation nor compiled for it (docs/cards.md)",
 }
-_NOT_ON_CARD = "the engine does not run on a card"
+_NOT_KNOWN = "the card's generation is not known"
+_NOT_ON_CARD = "only the exl2 engine computes on a card with torch"
 
 
 def versions(context: Context) -> Finding:
@@ -26,27 +28,32 @@ def versions(context: Context) -> Finding:
         return say.fail(f"torch cannot be imported: {torch.error}", "install it again (docs/gpu.md)")
     if not context.on_card:
         return say.ok(f"torch {torch.version}")
+    if wrong := list(_version_problems(context, torch)):
+        return together(wrong)
+    return say.ok(f"torch {torch.version} for CUDA {torch.cuda}, exllamav2 {torch.exllamav2}")
+
+
+def _version_problems(context: Context, torch: TorchFacts) -> Iterator[Finding]:
+    say, nvcc = context.finding("versions"), context.probes.nvcc()
     if not torch.cuda:
-        return say.fail(
+        yield say.fail(
             f"torch {torch.version} was built without CUDA",
             "install one for CUDA: pip install torch --index-url https://download.pytorch.org/whl/cu126",
         )
-    if wrong := _driver_problem(torch, context.cards()):
-        return say.fail(*wrong)
+    elif wrong := _driver_problem(torch, context.cards()):
+        yield say.fail(*wrong)
     if not torch.exllamav2:
-        return say.fail("exllamav2 is not installed", "pip install '.[gpu]' in Preread's folder (docs/gpu.md)")
-    if torch.extension_error:
-        return say.fail(
+        yield say.fail("exllamav2 is not installed", "pip install '.[gpu]' in Preread's folder (docs/gpu.md)")
+    elif torch.extension_error:
+        yield say.fail(
             f"the compiled part of exllamav2 {torch.exllamav2} cannot be loaded: {torch.extension_error}",
             "it was compiled for another torch or Python: remove ~/.cache/torch_extensions and import it again",
         )
-    nvcc = context.probes.nvcc()
-    if nvcc and nvcc.split(".")[0] != torch.cuda.split(".")[0]:
-        return say.warn(
+    if torch.cuda and nvcc and nvcc.split(".")[0] != torch.cuda.split(".")[0]:
+        yield say.warn(
             f"nvcc is of CUDA {nvcc}, torch of {torch.cuda}: what is compiled here may not load",
             f"install CUDA's compiler {torch.cuda}, or set CUDA_HOME to it",
         )
-    return say.ok(f"torch {torch.version} for CUDA {torch.cuda}, exllamav2 {torch.exllamav2}")
 
 
 def _driver_problem(torch: TorchFacts, cards: list[CardState]) -> tuple[str, str] | None:
@@ -66,57 +73,50 @@ def kernels(context: Context) -> Finding:
     if not context.on_card:
         return say.skip(_NOT_ON_CARD)
     if not cards or cards[0].capability is None:
-        return say.skip("the card's generation is not known")
+        return say.skip(_NOT_KNOWN)
     capability, torch = cards[0].capability, context.probes.torch()
     name = f"sm_{capability[0]}{capability[1]}"
-    if refused := _refused(context, cards[0].name, capability):
-        return say.fail(*refused)
-    if torch.archs and not _runs_on(torch.archs, capability):
+    if capability < FIRST_EXL2:
         return say.fail(
-            f"{cards[0].name} is of {name}, torch {torch.version} has kernels for {', '.join(torch.archs)}",
-            "install a torch that has them: builds for CUDA 12.6 and older have sm_70 (docs/gpu.md)",
+            f"{cards[0].name} is of {name}, and the exl2 engine needs sm_70 or newer",
+            "serve a GGUF by llama.cpp: PREREAD_ENGINE=llamacpp (docs/llamacpp.md)",
         )
-    built = context.probes.extension_archs()
-    if built and not _runs_on(built, capability):
-        return say.fail(
-            f"{cards[0].name} is of {name}, exllamav2's extension was compiled for {', '.join(built)}",
-            f"remove ~/.cache/torch_extensions and compile with TORCH_CUDA_ARCH_LIST={capability[0]}.{capability[1]}",
-        )
-    wanted = context.probes.environment().get("TORCH_CUDA_ARCH_LIST", "")
-    listed = [f"{'compute' if ptx else 'sm'}_{n.replace('.', '')}" for n, ptx in _LISTED.findall(wanted)]
-    if listed and not _runs_on(listed, capability):
-        return say.fail(
-            f"TORCH_CUDA_ARCH_LIST={wanted}, and {cards[0].name} is of {name}",
-            f"set it to {capability[0]}.{capability[1]}, or unset it",
-        )
+    if wrong := list(_kernel_problems(context, cards[0].name, capability)):
+        return together(wrong)
     return say.ok(
         f"{cards[0].name} is of {name}; torch has {', '.join(torch.archs) or 'unknown kernels'}; attention is "
         f"{'plain torch' if capability < FIRST_TRITON else 'by Triton'}. {_KNOWN[tried(capability)]}"
     )
 
 
-def _refused(context: Context, card: str, capability: tuple[int, int]) -> tuple[str, str] | None:
-    """What the engine itself refuses on a generation, compiled or not."""
-    settings, name = context.settings, f"sm_{capability[0]}{capability[1]}"
-    if capability < FIRST_EXL2:
-        return (
-            f"{card} is of {name}, and the exl2 engine needs sm_70 or newer",
-            "serve a GGUF by llama.cpp: PREREAD_ENGINE=llamacpp (docs/llamacpp.md)",
-        )
-    by_triton = [
-        variable
-        for variable, choice in (
-            ("PREREAD_ATTENTION_BACKEND", settings.attention_backend),
-            ("PREREAD_PRODUCT", settings.product),
-        )
-        if choice == "triton"
-    ]
+def _kernel_problems(context: Context, card: str, capability: tuple[int, int]) -> Iterator[Finding]:
+    say, settings, torch = context.finding("kernels"), context.settings, context.probes.torch()
+    generation, name = f"{capability[0]}.{capability[1]}", f"sm_{capability[0]}{capability[1]}"
+    choices = {"PREREAD_ATTENTION_BACKEND": settings.attention_backend, "PREREAD_PRODUCT": settings.product}
+    by_triton = [variable for variable, choice in choices.items() if choice == "triton"]
     if by_triton and capability < FIRST_TRITON:
-        return (
+        yield say.fail(
             f"{' and '.join(by_triton)}=triton, and {card} is of {name}: our Triton kernels need sm_80",
-            "set it to `auto`",
+            f"set {' and '.join(by_triton)} to `auto`",
         )
-    return None
+    if torch.archs and not _runs_on(torch.archs, capability):
+        yield say.fail(
+            f"{card} is of {name}, torch {torch.version} has kernels for {', '.join(torch.archs)}",
+            "install a torch that has them: builds for CUDA 12.6 and older have sm_70 (docs/gpu.md)",
+        )
+    built = context.probes.extension_archs()
+    if built and not _runs_on(built, capability):
+        yield say.fail(
+            f"{card} is of {name}, exllamav2's extension was compiled for {', '.join(built)}",
+            f"remove ~/.cache/torch_extensions and compile with TORCH_CUDA_ARCH_LIST={generation}",
+        )
+    wanted = context.probes.environment().get("TORCH_CUDA_ARCH_LIST", "")
+    listed = [f"{'compute' if ptx else 'sm'}_{n.replace('.', '')}" for n, ptx in _LISTED.findall(wanted)]
+    if listed and not _runs_on(listed, capability):
+        yield say.fail(
+            f"TORCH_CUDA_ARCH_LIST={wanted}, and {card} is of {name}",
+            f"set TORCH_CUDA_ARCH_LIST to {generation}, or unset it",
+        )
 
 
 def _runs_on(archs: list[str], capability: tuple[int, int]) -> bool:
@@ -143,8 +143,10 @@ def dtype(context: Context) -> Finding:
             )
         return say.ok(f"computes in {settings.compute_dtype}; the processor {'has' if has else 'lacks'} BF16")
     cards, plan = context.cards(), context.plan()
-    if not context.on_card or not cards or cards[0].capability is None:
+    if not context.on_card:
         return say.skip(_NOT_ON_CARD)
+    if not cards or cards[0].capability is None:
+        return say.skip(_NOT_KNOWN)
     stored = "" if isinstance(plan, str) else plan.model["weights"]
     if cards[0].capability < FIRST_BF16 and "BF16" in stored:
         return say.warn(

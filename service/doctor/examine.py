@@ -47,8 +47,16 @@ def examine(
 
 
 def _run(name: str, context: Context) -> Finding:
-    """A check that cannot be made does not stop the others."""
+    """A check that cannot be made does not stop the others. One that ends with an error nobody foresaw is a warning:
+    the check, or what it looked at, is not as it should be."""
     try:
         return CHECKS[name](context)
     except (ServiceError, OSError) as error:
         return Finding(name, "skip", f"could not be looked at: {error}")
+    except Exception as error:
+        return Finding(
+            name,
+            "warn",
+            f"the check {name} ended with {type(error).__name__}: {error}",
+            "look at what the error names; if nothing is wrong with that, it is a fault of the doctor's: report it",
+        )

@@ -1,5 +1,6 @@
 """What a check found."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -29,6 +30,17 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 def diagnosis(findings: list[Finding]) -> Diagnosis:
     """Findings in order of how bad they are."""
+    return Diagnosis(all(finding.status != "fail" for finding in findings), _worst_first(findings))
+
+
+def together(findings: Sequence[Finding]) -> Finding:
+    """Several findings of one check as one: as bad as the worst of them, with the words of all."""
+    ordered = _worst_first(findings)
+    evidence = "; ".join(finding.evidence for finding in ordered)
+    remedies = dict.fromkeys(finding.remedy for finding in ordered if finding.remedy)
+    return Finding(ordered[0].check, ordered[0].status, evidence, "; ".join(remedies))
+
+
+def _worst_first(findings: Sequence[Finding]) -> list[Finding]:
     order = ("fail", "warn", "ok", "skip")
-    worst_first = sorted(findings, key=lambda finding: order.index(finding.status))
-    return Diagnosis(all(finding.status != "fail" for finding in findings), worst_first)
+    return sorted(findings, key=lambda finding: order.index(finding.status))

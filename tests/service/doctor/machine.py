@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
 
 @dataclass
 class Machine:
-    """`Probes` whose facts can be changed; healthy as it is made."""
+    """`Probes` whose facts can be changed; healthy as it is made. `found_at`: of a Redis by its URL, else `found`."""
 
     states: list[CardState] = field(default_factory=lambda: [CARD])
     installed: TorchFacts = TORCH
@@ -45,6 +45,7 @@ class Machine:
     flags: set[str] = field(default_factory=lambda: {"avx512_bf16"})
     gbps: float = 2.0
     found: RedisFacts = REDIS
+    found_at: dict[str, RedisFacts] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
 
     def cards(self) -> list[CardState]:
@@ -84,7 +85,7 @@ class Machine:
         return self.gbps
 
     def redis(self, url: str) -> RedisFacts:
-        return self.found
+        return self.found_at.get(url, self.found)
 
     def environment(self) -> Mapping[str, str]:
         return self.variables

@@ -114,14 +114,14 @@ class Planted:
         if not directory.exists():
             write_model(directory, self.dtype, **self.model)
             if self.imported:
-                save_card(_card(directory), directory)
+                save_card(model_card(directory), directory)
         return directory
 
     def add_draft_model(self, n_parameters: int = 51_200, vocab: dict[str, int] | None = None) -> None:
         """A model beside it that guesses, named in the settings; with other tokens where `vocab` is given."""
         directory = self.root / "models" / "small"
         write_model(directory)
-        card = msgspec.structs.replace(_card(directory), name="small", n_parameters=n_parameters)
+        card = msgspec.structs.replace(model_card(directory), name="small", n_parameters=n_parameters)
         if vocab is not None:
             for place, pieces in ((self._model(), {"a": 0}), (directory, vocab)):
                 (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": pieces, "merges": []}}))
@@ -131,7 +131,7 @@ class Planted:
         self.changes["draft_model"] = str(directory)
 
 
-def _card(directory: Path) -> ModelCard:
+def model_card(directory: Path) -> ModelCard:
     """As an import writes it."""
     config = json.loads((directory / "config.json").read_text())
     files = {path.name: path.stat().st_size for path in directory.iterdir()}

@@ -73,7 +73,13 @@ V100 = {"name": "Tesla V100-SXM2-16GB", "total_nbytes": 16 * GIB, "capability": 
         ("versions", {"compiler": "12.6"}, "warn", "nvcc is of CUDA 12.6", "CUDA_HOME"),
         ("kernels", card(**V100), "fail", "sm_70, torch .* has kernels for sm_75", "12.6"),
         ("kernels", {"extension": ["sm_90"]}, "fail", "extension was compiled for sm_90", "ARCH_LIST=8.9"),
-        ("kernels", {"variables": {"TORCH_CUDA_ARCH_LIST": "9.0;9.0a"}}, "fail", "of sm_89", "set it to 8.9"),
+        (
+            "kernels",
+            {"variables": {"TORCH_CUDA_ARCH_LIST": "9.0;9.0a"}},
+            "fail",
+            "of sm_89",
+            "TORCH_CUDA_ARCH_LIST to 8.9",
+        ),
     ],
 )
 def test_a_planted_fault_is_found(
