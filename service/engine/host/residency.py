@@ -31,6 +31,10 @@ class DocumentTooLarge(Exception):
     """The document alone needs more memory than there is for documents."""
 
 
+class NoRoom(Exception):
+    """Documents that are in use take the memory, and the caller does not wait for it."""
+
+
 @dataclass(slots=True, eq=False)
 class ResidentDocument:
     """`handle` is the runner's. `token_digest` names its `n_tokens` rows, which need not be all of the document's, and
@@ -130,13 +134,14 @@ class Residency:
         n_slot_rows: int = 0,
         fresh: bool = False,
         pinned: bool = False,
+        waits: bool = True,
     ) -> Iterator[tuple[ResidentDocument, bool]]:
         """The document, complete, and whether it was loaded for this caller; it stays until the block ends.
 
         `load` must set `handle` as soon as there is one; with `fresh` it is called even for a document in
-        memory. Raises what `load` raises, Cancelled, DocumentTooLarge.
+        memory. Raises what `load` raises, Cancelled, DocumentTooLarge, and without `waits` NoRoom.
         """
-        entry, mine = self._enter(ref, token_digest, (n_tokens, n_slot_rows), cancel, fresh)
+        entry, mine = self._enter(ref, token_digest, (n_tokens, n_slot_rows), cancel, fresh, waits)
         entry.pinned = pinned
         try:
             if mine:
@@ -177,7 +182,7 @@ class Residency:
         return ReleaseDone(1, nbytes)
 
     def _enter(
-        self, ref: DocumentRef, digest: str, size: Size, cancel: CancelToken, fresh: bool
+        self, ref: DocumentRef, digest: str, size: Size, cancel: CancelToken, fresh: bool, waits: bool
     ) -> tuple[ResidentDocument, bool]:
         with cancel.calling(self._notify):
             while True:
@@ -186,6 +191,8 @@ class Residency:
                     found = self._found(ref, digest, size, cancel, fresh)
                     leaving = None if found else self._begin_leaving(ref, size)
                     if found is None and leaving is None:
+                        if not waits:
+                            raise NoRoom(f"documents in use leave no memory for one of {size[0]} tokens")
                         self._wait(self._entries.get(ref))
                 if found is not None:
                     return found
@@ -216,7 +223,8 @@ class Residency:
         return entry
 
     def _reserve(self, ref: DocumentRef, digest: str, size: Size) -> ResidentDocument | None:
-        """A new entry if it fits, after evicting what nobody uses where that needs no copy, else None."""
+        """A new entry if it fits, after evicting what nobody uses where that needs no copy, else None: nothing is
+        evicted then."""
         nbytes = self._runner.document_nbytes(*size)
         if nbytes > self._budget:
             raise DocumentTooLarge(
@@ -224,17 +232,18 @@ class Residency:
                 f"the budget for documents is {self._budget}"
             )
         idle = self._idle() if self._move_out is None else []
-        while idle and not self._has_room(nbytes):
-            self._drop(idle.pop(0))
-        if not self._has_room(nbytes):
+        if not self._has_room(nbytes, idle):
             return None
+        while not self._has_room(nbytes):
+            self._drop(idle.pop(0))
         self._nbytes += nbytes
         self._n_held += 1
         entry = self._entries[ref] = ResidentDocument(ref, digest, *size, nbytes)
         return entry
 
-    def _has_room(self, nbytes: int) -> bool:
-        return self._nbytes + nbytes <= self._budget and self._n_held < self._most
+    def _has_room(self, nbytes: int, without: Sequence[ResidentDocument] = ()) -> bool:
+        n_left = self._nbytes - sum(entry.nbytes for entry in without)
+        return n_left + nbytes <= self._budget and self._n_held - len(without) < self._most
 
     def _idle(self) -> list[ResidentDocument]:
         """Documents that nobody uses, the first to go first."""

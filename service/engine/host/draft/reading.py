@@ -13,7 +13,7 @@ from service.engine.host.context import HostContext
 from service.engine.host.kept import Subject
 from service.engine.host.opening import open_full
 from service.engine.host.prefill import Prefill
-from service.engine.host.residency import DocumentTooLarge, ResidentDocument
+from service.engine.host.residency import DocumentTooLarge, NoRoom, ResidentDocument
 from service.engine.messages import DocumentRef
 from service.engine.protocol import Runner
 from service.engine.scheduler.cancel import Cancelled, CancelToken, Reason
@@ -23,18 +23,29 @@ log = logging.getLogger(__name__)
 
 REFUSED_S = 600.0
 """For so long what could not be read is not tried again, however often it is asked about."""
+ROOM_S = 0.5
+"""How often it is looked whether there is room in memory now for a document that found none."""
 _LASTING = (BudgetExceeded, StorageFailed, DocumentTooLarge)
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """`main`: the document as the main model has it; `subject`: as the draft model is to."""
+    """`main`: the document as the main model has it; `subject`: as the draft model is to. `again_s`: when it is tried
+    again, for one that found no room in memory."""
 
     main: Subject
     subject: Subject
     token_ids: Sequence[int] | None
     cancel: CancelToken = field(default_factory=CancelToken)
     done: "Future[bool]" = field(default_factory=Future)
+    again_s: float = 0.0
+
+    def pause(self) -> None:
+        """Until it is time to try; it ends when this is cancelled."""
+        if (left_s := self.again_s - time.monotonic()) > 0:
+            woken = threading.Event()
+            with self.cancel.calling(woken.set):
+                woken.wait(left_s)
 
 
 class Reading:
@@ -89,11 +100,29 @@ class Reading:
         self._pool.shutdown(wait=True)
 
     def _run(self, wanted: _Wanted) -> None:
-        subject, is_read = wanted.subject, False
+        is_read = self._try(wanted)
+        with self._lock:
+            is_open = self._open.get(wanted.subject.ref) is wanted
+            if is_read is None and is_open and not self._is_closed:
+                wanted.again_s = time.monotonic() + ROOM_S
+                self._pool.submit(self._run, wanted)  # behind the others, which may be shorter
+                return
+            if is_open:
+                del self._open[wanted.subject.ref]
+        wanted.done.set_result(bool(is_read))
+
+    def _try(self, wanted: _Wanted) -> bool | None:
+        """Whether it was read; None where there is no room in memory now."""
+        subject = wanted.subject
         try:
+            wanted.pause()
             wanted.cancel.check()
             self._read(wanted)
-            is_read = True
+            return True
+        except NoRoom as error:
+            if not wanted.again_s:
+                log.info("the draft model has not read a document yet: %s", error)
+            return None
         except (Cancelled, SchedulerClosed):
             pass
         except (SnapshotMiss, BuildLocked) as error:  # it is being deleted, or read by another process
@@ -104,11 +133,7 @@ class Reading:
         except Exception:
             self._refuse(subject)
             log.exception("the draft model could not read a document of %d tokens", subject.n_tokens)
-        finally:
-            with self._lock:
-                if self._open.get(subject.ref) is wanted:
-                    del self._open[subject.ref]
-            wanted.done.set_result(is_read)
+        return False
 
     def _refuse(self, subject: Subject) -> None:
         now = time.monotonic()
@@ -134,23 +159,25 @@ class Reading:
             return False
 
     def _compute(self, subject: Subject, token_ids: Sequence[int], cancel: CancelToken) -> None:
+        """Memory comes first: what is begun takes its room on the disk from others. Raises NoRoom."""
         context = self._context
         runner = context.runner
         if max(token_ids) >= runner.limits.vocab_size:
             raise ValueError("the document has a token that the draft model has not")
-        with context.store.begin(subject.full_key, runner.fingerprint, runner.layout, token_ids) as builder:
-            prefill = Prefill(context, token_ids, WHOLE, lambda _: None, cancel)
 
-            def load(entry: ResidentDocument) -> None:
-                prefill.run(entry, builder, is_all=True)
+        def load(entry: ResidentDocument) -> None:
+            with context.store.begin(subject.full_key, runner.fingerprint, runner.layout, token_ids) as builder:
+                try:
+                    Prefill(context, token_ids, WHOLE, lambda _: None, cancel).run(entry, builder, is_all=True)
+                except Cancelled:
+                    if cancel.reason is Reason.RELEASED:
+                        builder.abort()
+                    raise
 
-            try:
-                with context.residency.held(subject.ref, subject.digest, subject.n_tokens, load, cancel, fresh=True):
-                    pass
-            except Cancelled:
-                if cancel.reason is Reason.RELEASED:
-                    builder.abort()
-                raise
+        with context.residency.held(
+            subject.ref, subject.digest, subject.n_tokens, load, cancel, fresh=True, waits=False
+        ):
+            pass
 
     def _keep_beside(self, wanted: _Wanted) -> None:
         """What was made of a document does not outlive it, where that was deleted meanwhile. Raises SnapshotMiss

@@ -3,15 +3,19 @@
 import shutil
 import threading
 import time
+from contextlib import contextmanager
 from unittest.mock import Mock
 
 import pytest
 
 from cache_store.keys import SnapshotKey
 from cache_store.tiers.memory import MemoryTier
+from service.engine.digests import digest_of
+from service.engine.host.draft import reading as draft_reading
 from service.engine.host.draft.reading import Reading
 from service.engine.host.kept import Subject
 from service.engine.messages import DocumentRef
+from service.engine.scheduler.cancel import CancelToken
 from tests.service.engine.draft_runner import Successor
 from tests.service.engine.host.draft_host import KEY, SAID, answer, drafts, settled, start, until
 
@@ -230,3 +234,48 @@ def test_without_room_on_the_disk_answers_go_on_without_and_it_is_not_tried_at_e
         settled(lab)
     assert [name.key.kind for name in lab.store.names()] == ["document"]
     assert len([r for r in caplog.records if "the draft model has not read" in r.message]) == 1
+
+
+@contextmanager
+def in_use(lab):
+    """The document is in the draft model's memory, as while an answer is guessed."""
+    residency = lab.host._context.draft.context.residency
+    with residency.held(lab.DOC, digest_of(lab.TOKENS), len(lab.TOKENS), Mock(), CancelToken()) as (_, mine):
+        assert not mine
+        yield
+
+
+def test_a_document_that_finds_no_room_goes_behind_the_others_and_takes_no_disk_meanwhile(lab, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(draft_reading, "ROOM_S", 0.02)
+    start(lab, draft_budget=Successor().document_nbytes(160))
+    lab.build()
+    settled(lab)
+    with in_use(lab):
+        lab.build(ref=DocumentRef("own", "other"), name="other")
+        lab.build(ref=DocumentRef("own", "short"), name="short", tokens=lab.TOKENS[:40])
+        until(lambda: len(drafts(lab)) == 2)
+        time.sleep(0.1)
+        assert {name.key.id for name in drafts(lab)} == {"doc", "short"}
+        assert not list(lab.root.glob("building/*draft*"))
+        assert lab.host.stats().draft_documents == 2  # what nobody uses stays where that would not be enough
+    settled(lab)
+    assert len(drafts(lab)) == 3
+    assert len([r for r in caplog.records if "has not read a document yet" in r.message]) == 1
+
+
+@pytest.mark.parametrize("end", ["release", "close"])
+def test_a_document_that_waits_for_room_is_given_up_when_it_is_deleted_or_the_engine_ends(lab, monkeypatch, end):
+    monkeypatch.setattr(draft_reading, "ROOM_S", 60.0)
+    start(lab, draft_budget=Successor().document_nbytes(160))
+    lab.build()
+    settled(lab)
+    other = DocumentRef("own", "other")
+    with in_use(lab):
+        lab.build(ref=other, name="other")
+        until(lambda: lab.host._context.draft._reading._open[other].again_s)
+        if end == "release":
+            lab.host.release(other)
+            settled(lab)
+    lab.host.close()
+    assert [name.key.id for name in drafts(lab)] == ["doc"]
