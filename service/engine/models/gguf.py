@@ -10,6 +10,7 @@ import gguf
 import torch
 
 from service.engine.models.errors import SourceRefused
+from service.engine.models.gguf_parts import check_whole
 from service.engine.models.light_transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from service.engine.models.source import Progress, Source, quiet_transformers
 from service.engine.models.support import check_architecture
@@ -29,6 +30,8 @@ def read_gguf(path: Path, progress: Progress) -> Source:
     """Read and dequantize a GGUF; the weights are float32. Raises SourceRefused, ArchitectureRefused."""
     progress("reading", 0, 3)
     with reading(path) as place:
+        # transformers would draw the tensors of the other parts at random, and say nothing
+        check_whole(path, gguf.GGUFReader(str(path)))
         config = AutoConfig.from_pretrained(**place)
         check_architecture(config)
         progress("reading", 1, 3)

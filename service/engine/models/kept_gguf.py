@@ -1,6 +1,5 @@
 """A GGUF that is kept as it is, for the llamacpp engine: its tensors are linked or copied, never dequantized."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import gguf
 from service.engine.models.errors import SourceRefused
 from service.engine.models.gguf import is_gguf, reading
 from service.engine.models.gguf_adapter import FILE_TYPE, merge_into_gguf
+from service.engine.models.gguf_parts import check_whole
 from service.engine.models.light_transformers import AutoConfig, AutoTokenizer
 from service.engine.models.quantized import Quantization, link
 from service.engine.models.source import Progress, Source
@@ -16,7 +16,6 @@ from service.engine.models.support import check_architecture
 from service.engine.models.weights import GGUF_NAME
 
 METHOD = "gguf"
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _FACTORS_BY_LENGTH = "rope_factors_long.weight"
 
 
@@ -24,11 +23,10 @@ def read_kept(path: Path, adapter: Path | None, progress: Progress) -> Source:
     """Config and tokenizer of a GGUF, which an adapter will be merged into. Raises ModelImportError."""
     if not is_gguf(path):
         raise SourceRefused(f"{path} is not a GGUF file, and the llamacpp engine reads nothing else")
-    if _PART.search(path.name):
-        raise SourceRefused(f"{path} is one of several parts: join them with llama.cpp's `llama-gguf-split --merge`")
     progress("reading", 0, 2)
     with reading(path) as place:
         reader = gguf.GGUFReader(path)
+        check_whole(path, reader)
         names = {tensor.name for tensor in reader.tensors}
         config = AutoConfig.from_pretrained(**place)
         check_architecture(config)

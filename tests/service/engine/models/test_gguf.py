@@ -4,6 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
+from service.engine.models.errors import SourceRefused
 from service.engine.models.gguf import is_gguf, read_gguf
 from service.engine.models.source import silent
 
@@ -74,6 +75,12 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(gguf, "GGUFReader", Counting)
     return files
+
+
+def test_a_part_of_a_model_is_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny-00001-of-00002.gguf")
+    with pytest.raises(SourceRefused, match="one of several parts"):
+        read_gguf(tmp_path / "tiny-00001-of-00002.gguf", silent)
 
 
 def test_a_gguf_is_parsed_once_and_its_tensors_are_what_was_written(tmp_path: Path, parsed: list[str]) -> None:
