@@ -106,13 +106,20 @@ def _bits(path: Path, options: dict[str, Any], settings: Any) -> float:
         reserve_nbytes=settings.gpu_reserve_bytes,
         guesses=settings.speculation != "off",
     )
-    bits, setting = bits_that_fit(read_model(path), card, wanted)
+    bits, setting = bits_that_fit(read_model(path), card, wanted, int(options["head_bits"]))
     err.print(
         f"{bits:g} bits fit {card.name}: KV {setting.kv_type}, {setting.retention} of {options['context']:,} tokens, "
-        f"at most {setting.tok_s:.0f} tok/s.",
+        f"at most {setting.tok_s:.0f} tok/s.{_reserve(setting.reserve_nbytes, settings)}",
         markup=False,
     )
     return bits
+
+
+def _reserve(nbytes: int, settings: Any) -> str:
+    """What to serve it with, where it fits only because less of the card is left free."""
+    if nbytes == settings.gpu_reserve_bytes:
+        return ""
+    return f" That takes a smaller reserve: serve it with PREREAD_GPU_RESERVE_BYTES={nbytes}."
 
 
 def _wanted(bits: float, options: dict[str, Any]) -> Any:

@@ -1,20 +1,23 @@
 """Model files read for their headers only: directories of safetensors, and GGUF."""
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cache_store.layout import GROUP
 from service.engine.exl2_engine.scratch import Shape
 from service.engine.index_heads import HEADS_NAME
 from service.engine.models.card import load_card
-from service.engine.models.errors import ModelError, ModelNotFound, SourceRefused
+from service.engine.models.errors import ArchitectureRefused, ModelError, ModelNotFound, SourceRefused
+from service.engine.models.gguf_parts import check_whole
 from service.engine.models.quantized import find_quantization, modules_of, n_elements
 from service.engine.models.support import CARD_TYPES, SUPPORTED_TYPES
 from service.engine.models.weights import GGUF_NAME, TensorSpan, tensor_spans
-from service.planning.model import ModelFacts, facts_of_spans
+from service.planning.model import FP16_BITS, ModelFacts, facts_of_spans
 
 _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
 _TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
@@ -30,7 +33,7 @@ def read_model(path: Path) -> ModelFacts:
     if path.is_file() and path.suffix == ".gguf":
         return _gguf(path)
     if path.is_dir() and not (path / "config.json").is_file() and (files := sorted(path.glob("*.gguf"))):
-        return _gguf(files[0])
+        return _gguf(_only(files, path))
     if (path / GGUF_NAME).is_file():
         allowed, heads, notes = _imported(path)
         notes = (*notes, _KEPT)
@@ -40,6 +43,16 @@ def read_model(path: Path) -> ModelFacts:
     return _directory(path)
 
 
+def _only(files: Sequence[Path], directory: Path) -> Path:
+    """Which of several quantizations, parts or encoders of images is meant cannot be guessed."""
+    if len(files) > 1:
+        raise SourceRefused(
+            f"{directory} has several GGUF files: give one of them, and join parts of one model first, with "
+            f"llama.cpp's `llama-gguf-split --merge`. They are {', '.join(file.name for file in files)}"
+        )
+    return files[0]
+
+
 def _directory(path: Path) -> ModelFacts:
     config = _config(path)
     quantization = find_quantization(path)
@@ -47,6 +60,8 @@ def _directory(path: Path) -> ModelFacts:
     if not spans:
         raise SourceRefused(f"{path} has no safetensors files, from whose headers sizes are read")
     shape = _shape(config, path)
+    problems, on_card = _problems(str(config.get("model_type", "")), quantized=quantization is not None)
+    _check_width(path, shape, problems)
     n_parameters = sum(n_elements(parts) for parts in modules_of(spans).values())
     tied = bool(config.get("tie_word_embeddings"))
     footprint, bits, stored, joined = facts_of_spans(spans, shape, n_parameters, tied=tied)
@@ -67,7 +82,8 @@ def _directory(path: Path) -> ModelFacts:
         stored_itemsize=0 if quantization else _ITEMSIZE.get(_stored_dtype(spans), 2),
         allowed_kv=allowed,
         index_heads=heads,
-        problems=_problems(str(config.get("model_type", "")), quantized=quantization is not None),
+        problems=problems,
+        card_problems=on_card,
         notes=notes,
     )
 
@@ -86,15 +102,25 @@ def _config(path: Path) -> dict[str, Any]:
 
 def _shape(config: dict[str, Any], path: Path) -> Shape:
     try:
-        return Shape.of(config)
+        shape = Shape.of(config)
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise SourceRefused(f"{path / 'config.json'} lacks a size that every decoder has: {error}") from None
+    if wrong := [size for size in astuple(shape) if not isinstance(size, int) or size < 1]:
+        raise SourceRefused(f"{path / 'config.json'} has no number of a size that every decoder has: {wrong[0]}")
+    return shape
+
+
+def _check_width(path: Path, shape: Shape, problems: Sequence[str]) -> None:
+    """There is no layout of the KV of other heads, and without one no plan: so what else is wrong is told here."""
+    if shape.head_dim % GROUP:
+        width = f"its head dim {shape.head_dim} is not a multiple of {GROUP}"
+        raise ArchitectureRefused(f"{path.name} cannot be planned: {'; '.join((*problems, width))}")
 
 
 def _max_context(config: dict[str, Any]) -> int:
     """As `models.support.max_context`, of a plain dictionary, where RoPE may stand under its older name."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    positions = int(config.get("max_position_embeddings", 0))
+    positions = int(config.get("max_position_embeddings") or 0)
     if rope.get("rope_type", rope.get("type")) != "yarn":
         return positions
     return max(positions, int((rope.get("original_max_position_embeddings") or positions) * rope.get("factor", 1)))
@@ -120,11 +146,14 @@ def _imported(path: Path) -> tuple[tuple[str, ...] | None, bool, tuple[str, ...]
     return tuple(name for name, gate in card.kv_types.items() if gate.allowed), heads, ()
 
 
-def _problems(kind: str, *, quantized: bool) -> tuple[str, ...]:
+def _problems(kind: str, *, quantized: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Why it is not served, and where it is, why not on a card."""
     types = CARD_TYPES if quantized else SUPPORTED_TYPES
-    if kind in types:
-        return ()
-    return (f"models of type {kind or 'unknown'} are not served, only {', '.join(types)}",)
+    if kind not in types:
+        return (f"models of type {kind or 'unknown'} are not served, only {', '.join(types)}",), ()
+    if kind not in CARD_TYPES:
+        return (), (f"models of type {kind} are not served on a card, only {', '.join(CARD_TYPES)}",)
+    return (), ()
 
 
 def _gguf(path: Path) -> ModelFacts:
@@ -134,6 +163,7 @@ def _gguf(path: Path) -> ModelFacts:
         reader: Any = GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError) as error:
         raise SourceRefused(f"{path} cannot be read as a GGUF: {error}") from None
+    check_whole(path, reader)
     name = _text(reader, "general.architecture")
     heads = _number(reader, f"{name}.attention.head_count")
     hidden = _number(reader, f"{name}.embedding_length")
@@ -145,24 +175,27 @@ def _gguf(path: Path) -> ModelFacts:
     kv_heads = _number(reader, f"{name}.attention.head_count_kv", heads)
     intermediate = _number(reader, f"{name}.feed_forward_length")
     shape = Shape(hidden, intermediate, _number(reader, f"{name}.block_count"), heads, kv_heads, width, vocab)
+    problems, on_card = _problems(name, quantized=False)
+    _check_width(path, shape, problems)
     n_parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
     stored = sum(int(tensor.n_bytes) for tensor in reader.tensors)
     footprint, _, _, _ = facts_of_spans(spans, shape, n_parameters, tied=True)
-    bits = 8 * stored / max(1, n_parameters)
+    of_file = f"{8 * stored / max(1, n_parameters):.2f} bits"
     return ModelFacts(
         name=path.stem,
         kind="gguf",
-        label=f"GGUF of {bits:.2f} bits",
+        label=f"GGUF of {of_file}",
         shape=shape,
         footprint=footprint,
         n_parameters=n_parameters,
         stored_nbytes=stored,
         max_context=_number(reader, f"{name}.context_length"),
-        bits=bits,
+        bits=FP16_BITS,  # of the plain weights: those of the file are never on a card
         joined_params=sum(int(t.n_elements) for t in reader.tensors if _is_joined_gguf(t.name)),
         stored_itemsize=4,
-        problems=_problems(name, quantized=False),
-        notes=(f"an import turns its {bits:.2f} bits into plain weights: this plan is for them",),
+        problems=problems,
+        card_problems=on_card,
+        notes=(f"an import turns its {of_file} into plain weights: this plan is for them",),
     )
 
 

@@ -19,7 +19,8 @@ class ModelFacts:
     `bits`: of a weight, embedding and head included. `stored_nbytes`: of the files. `footprint`: on a card.
     `joined_params`: parameters of the matrices that the torch engine joins. `stored_itemsize`: bytes of a stored plain
     weight, 0 for quantized ones. `allowed_kv`: KV types that were measured and allowed, None where nothing was
-    measured. `index_heads`: whether it can answer from windowed documents.
+    measured. `index_heads`: whether it can answer from windowed documents. `problems`: why it is not served, and
+    `card_problems`: why not on a card, where the exl2 engine computes fewer types.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelFacts:
     allowed_kv: tuple[str, ...] | None = None
     index_heads: bool = True
     problems: tuple[str, ...] = ()
+    card_problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -138,12 +140,13 @@ def _shape(given: Dimensions, n_parameters: int) -> Shape:
 
 
 def requantized(model: ModelFacts, bits: float) -> ModelFacts:
-    """The same model with all of its weights in `bits`, scales included."""
+    """The same model with all of its weights in `bits`, scales included. What keeps it from being served stays."""
     shape = model.shape
-    return from_dimensions(
+    converted = from_dimensions(
         Dimensions(
             shape.n_layers, shape.n_kv_heads, shape.head_dim, params_b=model.n_parameters / 1e9, bits=bits,
             heads=shape.n_heads, hidden=shape.hidden, intermediate=shape.intermediate, vocab=shape.vocab,
             max_context=model.max_context,
         )
     )  # fmt: skip
+    return replace(converted, name=model.name, problems=model.problems, card_problems=model.card_problems)

@@ -98,7 +98,7 @@ def _codes(model: ModelFacts, kv_type: KVType) -> float:
 
 def _refusals(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
     """What no memory would change."""
-    found = list(model.problems)
+    found = _not_served(model, card)
     if wanted.draft is not None:
         found += _draft_refusals(card, wanted.draft)
     if card.capability is not None and card.capability < FIRST_EXL2:
@@ -123,8 +123,12 @@ def _refusals(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
     return found
 
 
+def _not_served(model: ModelFacts, card: Card) -> list[str]:
+    return [*model.problems, *(() if card.is_cpu else model.card_problems)]
+
+
 def _draft_refusals(card: Card, draft: ModelFacts) -> list[str]:
-    found = [f"the draft model {draft.name}: {problem}" for problem in draft.problems]
+    found = [f"the draft model {draft.name}: {problem}" for problem in _not_served(draft, card)]
     if card.is_cpu and draft.is_quantized:
         found.append(f"the draft model {draft.name}: {draft.label} weights need an NVIDIA card")
     return found

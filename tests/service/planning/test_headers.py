@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 
 from cache_store.layout import KVLayout, KVType
 from service.cli import main
 from service.engine.exl2_engine import loading, loading_pair
 from service.engine.exl2_engine.graph_sizes import DRAFT_TOKENS
-from service.engine.models.errors import ModelNotFound, SourceRefused
+from service.engine.models.errors import ArchitectureRefused, ModelNotFound, SourceRefused
 from service.planning import request
 from service.planning.cards import CARDS
 from service.planning.headers import read_model
@@ -88,6 +88,33 @@ def write(directory: Path, linear: Any, quantization: dict[str, Any] | None = No
     return directory
 
 
+def write_gguf(path: Path, *, hidden: int = 4096, n_parts: int = 0) -> Path:
+    """A Llama of 8B shape in Q4_K, or one of the parts of it."""
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(32)
+    writer.add_context_length(8192)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(14_336)
+    writer.add_head_count(32)
+    writer.add_head_count_kv(8)
+    if n_parts:
+        writer.add_uint16("split.count", n_parts)
+    tensors = {"token_embd.weight": (128_256, hidden), "output.weight": (128_256, hidden)}
+    tensors |= {
+        f"blk.{layer}.ffn_{part}.weight": (14_336, hidden) for layer in range(32) for part in ("gate", "up", "down")
+    }
+    nbytes = 0
+    for name, shape in tensors.items():
+        nbytes += (size := int(np.prod(shape)) // 256 * 144)
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=GGMLQuantizationType.Q4_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    os.truncate(path, path.stat().st_size + nbytes + 64)
+    return path
+
+
 def preread(*arguments: str, exit_code: int = 0) -> Result:
     result = CliRunner().invoke(main, ["plan", *arguments])
     assert result.exit_code == exit_code, result.output
@@ -151,6 +178,68 @@ def test_a_gguf_is_planned_as_it_is_imported(tmp_path: Path) -> None:
     assert model.stored_nbytes == 2 * 96 * 64 + 4 * 64 * 64
     assert "plain weights" in model.notes[0]
     assert "GGUF of" in preread(str(path), "--card", "t4", "--context", "1024").output
+
+
+def test_a_gguf_that_fits_as_plain_weights_is_not_told_to_be_converted(tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "llama-8b.Q4_K_M.gguf"))
+    found = json.loads(preread(path, "--card", "rtx-3090", "--context", "4096", "--json").output)
+    assert (found["model"]["weights"], found["model"]["bits_per_weight"]) == ("GGUF of 4.50 bits", 16)
+    assert (found["settings"][0]["bits"], found["conversion"]) == (16, None)
+    assert "models convert" not in preread(path, "--card", "rtx-3090", "--context", "4096").output
+    smaller = preread(path, "--card", "t4", "--context", "4096", exit_code=1).output
+    assert "after `preread models import`, preread models convert SOURCE --bits" in smaller
+
+
+def test_a_part_of_a_gguf_is_no_model(tmp_path: Path) -> None:
+    part = write_gguf(tmp_path / "big-00001-of-00003.gguf")
+    assert "llama-gguf-split --merge" in preread(str(part), "--card", "h200", exit_code=1).output
+    assert "one of several parts" in preread(str(tmp_path), "--card", "h200", exit_code=1).output
+    with pytest.raises(SourceRefused, match="one of several parts"):
+        read_model(write_gguf(tmp_path / "renamed.gguf", n_parts=3))
+
+
+def test_which_of_several_ggufs_is_meant_is_not_guessed(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.Q4_K_M.gguf")
+    assert read_model(tmp_path).name == "m.Q4_K_M"
+    write_gguf(tmp_path / "mmproj-m.gguf")
+    said = preread(str(tmp_path), "--card", "h200", exit_code=1).output
+    assert "several GGUF files" in said
+    assert "m.Q4_K_M.gguf, mmproj-m.gguf" in said
+
+
+def test_heads_that_no_kv_layout_has_are_refused(tmp_path: Path) -> None:
+    phi = write(tmp_path / "phi", plain, model_type="phi", head_dim=80)
+    said = preread(str(phi), "--card", "h200", exit_code=1).output
+    assert "models of type phi are not served" in said
+    assert "its head dim 80 is not a multiple of 32" in said
+    with pytest.raises(ArchitectureRefused, match=r"^m cannot be planned: its head dim 100 is not a multiple of 32$"):
+        read_model(write(tmp_path / "m", plain, head_dim=100))
+    with pytest.raises(ArchitectureRefused, match="head dim 80"):
+        read_model(write_gguf(tmp_path / "m.gguf", hidden=2560))
+
+
+def test_a_config_with_sizes_that_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceRefused, match="has no number of a size"):
+        read_model(write(tmp_path / "lists", plain, num_key_value_heads=[8] * 64))
+    with pytest.raises(SourceRefused, match="has no number of a size"):
+        read_model(write(tmp_path / "none", plain, num_hidden_layers=0))
+    assert read_model(write(tmp_path / "short", plain, max_position_embeddings=None)).max_context == 0
+
+
+def test_a_model_of_other_bits_is_still_the_model_it_was(tmp_path: Path) -> None:
+    other = write(tmp_path / "two", plain, model_type="gemma2")
+    said = preread(str(other), "--bits", "4", "--card", "h200", exit_code=1).output
+    assert "models of type gemma2 are not served" in said
+    assert said.startswith("two: ")
+    assert preread(str(write(tmp_path / "m", plain)), "--bits", "4", "--card", "h200").output.startswith("m: ")
+
+
+def test_what_only_the_torch_engine_computes_is_not_said_to_fit_a_card(tmp_path: Path) -> None:
+    olmo = str(write(tmp_path / "olmo", plain, model_type="olmo2"))
+    assert "models of type olmo2 are not served on a card" in preread(olmo, "--card", "h200", exit_code=1).output
+    quantized = preread(olmo, "--card", "h200", "--bits", "4", exit_code=1).output
+    assert "models of type olmo2 are not served on a card" in quantized
+    assert "not served" not in preread(olmo, "--card", "cpu", exit_code=1).output
 
 
 def test_a_gguf_that_is_kept_for_llama_cpp_is_said_to_be_planned_for_another_engine(tmp_path: Path) -> None:
