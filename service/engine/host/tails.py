@@ -69,7 +69,11 @@ class TailPool:
             else:
                 tail, common = tail or self._any_slot(), []
             kept = Tail(tail.slot, session_id, document, token_digest, common)
-            self._scheduler.run(self._runner.truncate_tail, tail.slot, kept.n_tokens)
+            try:
+                self._scheduler.run(self._runner.truncate_tail, tail.slot, kept.n_tokens)
+            except BaseException:
+                self._free(tail)
+                raise
             return kept
 
     def keep(self, tail: Tail) -> None:
@@ -95,8 +99,9 @@ class TailPool:
 
     def _any_slot(self) -> Tail:
         if self._n_used < self.n_slots:
+            tail = Tail(self._scheduler.run(self._runner.new_tail), "", DocumentRef("", ""), "")
             self._n_used += 1
-            return Tail(self._scheduler.run(self._runner.new_tail), "", DocumentRef("", ""), "")
+            return tail
         return self._idle.popitem(last=False)[1]
 
     def _free(self, tail: Tail) -> None:

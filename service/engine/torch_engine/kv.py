@@ -237,10 +237,11 @@ class TailPool:
         """A free slot, emptied. Raises RuntimeError when there is none."""
         if not self._free:
             raise RuntimeError("no free slot for a sequence")
-        slot = self._free.pop()
+        slot = self._free[-1]
         tail = self._tails[slot]
-        if tail is None:
+        if tail is None:  # for which there may be no memory
             tail = self._tails[slot] = Tail(self._memory, self._capacity)
+        self._free.pop()
         tail.clear()
         return slot
 

@@ -81,15 +81,20 @@ class Seats:
                 seat.is_dropped = True
 
     def _any_slot(self, seat: Seat | None) -> int | None:
-        """An empty one: `seat`'s, where that is of no use any more."""
+        """An empty one: `seat`'s, where that is of no use any more. What the runner raises costs no slot."""
         if seat is None and self._n_free > 0:
+            slot = self._scheduler.run(self._runner.new_tail)
             self._n_free -= 1
-            return self._scheduler.run(self._runner.new_tail)
+            return slot
         if seat is None and self._idle:
             _, seat = self._idle.popitem(last=False)
         if seat is None:
             return None
-        self._scheduler.run(self._runner.truncate_tail, seat.slot, 0)
+        try:
+            self._scheduler.run(self._runner.truncate_tail, seat.slot, 0)
+        except BaseException:
+            self._free(seat)
+            raise
         return seat.slot
 
     def _free(self, seat: Seat) -> None:

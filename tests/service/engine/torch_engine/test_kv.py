@@ -1,8 +1,10 @@
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from cache_store.layout import KVLayout, KVType
-from service.engine.torch_engine.kv import DocumentKV, KVMemory
+from service.engine.torch_engine.kv import DocumentKV, KVMemory, TailPool
 
 N_LAYERS, KV_HEADS, D, N = 3, 2, 32, 21
 
@@ -57,3 +59,15 @@ def test_a_freed_document_holds_nothing() -> None:
     freed.turn(1)
     freed.free()
     assert (freed.nbytes, freed.n_tokens, freed.capacity, freed.n_turned) == (0, 0, 0, 0)
+
+
+def test_a_tail_for_which_there_is_no_memory_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = KVMemory(KVLayout(N_LAYERS, KV_HEADS, D, KVType.FP16), torch.float32, torch.float32, torch.device("cpu"))
+    pool = TailPool(memory, 2, 8)
+    with monkeypatch.context() as full:
+        full.setattr(KVMemory, "empty", Mock(side_effect=MemoryError))
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                pool.take()
+    assert pool.used == 0
+    assert sorted(pool.take() for _ in range(2)) == [0, 1]
