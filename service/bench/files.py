@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,8 @@ def drop_page_cache(files: Iterable[Path]) -> None:
 
 
 class SnapshotFiles:
-    """The snapshots of `owner` below an engine's store, of one fingerprint. Blocking."""
+    """The snapshots of `owner` below an engine's store, of one fingerprint. Blocking; reading one raises SnapshotMiss
+    when it is not there, or no longer: within its budget the store evicts one for another."""
 
     def __init__(self, root: Path, owner: str, fingerprint_digest: str) -> None:
         self.owner = owner
@@ -53,13 +55,15 @@ class SnapshotFiles:
 
     def forget_pages(self, name: str) -> None:
         """A document's files: the next read comes from the disk."""
-        drop_page_cache(self._paths(name))
+        with _misses():
+            drop_page_cache(self._paths(name))
 
     def read_gbps(self, name: str) -> float:
         """GB/s of plainly reading a document's files from the disk, with nothing checked and nothing kept."""
         self.forget_pages(name)
-        parts = [(path, at) for path in self._paths(name) for at in range(0, path.stat().st_size, _READ_NBYTES)]
-        return _gbps(_READERS, [lambda part=part: _read_part(*part) for part in parts])
+        with _misses():
+            parts = [(path, at) for path in self._paths(name) for at in range(0, path.stat().st_size, _READ_NBYTES)]
+            return _gbps(_READERS, [lambda part=part: _read_part(*part) for part in parts])
 
     def _paths(self, name: str) -> list[Path]:
         return sorted(path for path in self.area.published(self.entry(name)).iterdir() if path.is_file())
@@ -107,6 +111,15 @@ class FarCopies:
         if data is None:
             raise SnapshotMiss(MissReason.ABSENT, f"the {self.tier.name} tier has lost the copy that was sent")
         return CopyPlan(entry, data)
+
+
+@contextmanager
+def _misses() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        detail = "the document's files are not on the disk: was there room for it (PREREAD_SNAPSHOT_BUDGET_BYTES)?"
+        raise SnapshotMiss(MissReason.ABSENT, detail) from None
 
 
 def _gbps(n_threads: int, reads: list[Callable[[], int]]) -> float:

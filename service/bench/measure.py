@@ -16,6 +16,7 @@ from service.bench.physics import Physics
 from service.bench.results import LeftOut, Row
 from service.bench.sources import Repeated, Sources
 from service.bench.talk import FIRST_TOKENS, QUESTION_TOKENS, Talk
+from service.bench.waiting import in_thread
 from service.engine.local import LocalEngine
 from service.engine.protocol import EngineLost
 
@@ -84,8 +85,7 @@ class Bench:
         try:
             await self._all(list(self._parts()), await self._warm())
         finally:
-            for copies in self._copies:
-                await self._clean(copies)
+            await in_thread(self._clean)
 
     async def _warm(self) -> Pace:
         """Nothing of it is a figure, but for the time that the rest will take."""
@@ -125,13 +125,13 @@ class Bench:
             return TIME_OVER
         if not self.engine.alive:
             return "the engine has ended"
+        limit = asyncio.timeout(self._deadline.left_s)
         try:
-            async with asyncio.timeout(self._deadline.left_s):
+            async with limit:
                 self.rows += await part.run()
-        except TimeoutError:
-            return TIME_OVER
-        except (EngineLost, CacheStoreError) as error:
-            return str(error)
+        except (EngineLost, CacheStoreError, OSError) as error:
+            # A TimeoutError may be that of a disk or a connection, too.
+            return TIME_OVER if limit.expired() else _said(error)
         return ""
 
     def _parts(self) -> Iterator[_Part]:
@@ -201,11 +201,17 @@ class Bench:
     async def _forget(self, name: str) -> None:
         """A document that is of no more use takes no memory and no disk from the others."""
         await self.engine.release(self._talk.ref(name))
-        await asyncio.to_thread(self._files.discard, name)
+        await in_thread(self._files.discard, name)
 
-    async def _clean(self, copies: FarCopies) -> None:
-        try:
-            await asyncio.to_thread(copies.remove_all)
-        except CacheStoreError as error:
-            why = f"{error}; `preread snapshots gc` removes them"
-            self.left_out.append(LeftOut(f"removing the copies in the {copies.tier.name} tier", why))
+    def _clean(self) -> None:
+        for copies in self._copies:
+            try:
+                copies.remove_all()
+            except (CacheStoreError, OSError) as error:
+                why = f"{_said(error)}; `preread snapshots gc` removes them"
+                self.left_out.append(LeftOut(f"removing the copies in the {copies.tier.name} tier", why))
+
+
+def _said(error: Exception) -> str:
+    """Never nothing: a part without a reason is one that was measured."""
+    return str(error) or type(error).__name__

@@ -24,9 +24,15 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def changes_text(changes: Iterable[Change], differences: Sequence[str]) -> str:
     """What is better and what is worse than before."""
-    rows = [(c.name, f"{c.before:.4g} {c.unit}", f"{c.now:.4g} {c.unit}", f"{c.better_by:+.1%}") for c in changes]
+    rows = [(c.name, f"{c.before:.4g} {c.unit}", *_now(c)) for c in changes]
     told = [f"Not the same: {text}" for text in differences]
     return "\n".join([*told, *([""] if told else []), _table(("what", "before", "now", "better by"), rows)])
+
+
+def _now(change: Change) -> tuple[str, str]:
+    if change.now is None or change.better_by is None:
+        return "not measured", ""
+    return f"{change.now:.4g} {change.unit}", f"{change.better_by:+.1%}"
 
 
 def length_text(seconds: float) -> str:

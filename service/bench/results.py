@@ -61,13 +61,18 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A row of two runs. `better_by`: share by which the later one is better; below 0 it is worse."""
+    """A row of two runs. `better_by`: share by which the later one is better; below 0 it is worse. None, as `now` is,
+    for a row that only the earlier one has."""
 
     name: str
     unit: str
     before: float
-    now: float
-    better_by: float
+    now: float | None
+    better_by: float | None
+
+    def worse_than(self, share: float) -> bool:
+        """Whether by more than this share. What is not known is not worse."""
+        return self.better_by is not None and self.better_by < -share
 
 
 def save_run(run: Run, path: Path) -> None:
@@ -87,9 +92,11 @@ def load_run(path: Path) -> Run:
 
 
 def compare(before: Run, now: Run) -> list[Change]:
-    """Rows that both runs have."""
+    """Rows that both runs have, and then those that are missing now."""
     earlier = {row.name: row for row in before.rows}
-    return [_change(earlier[row.name], row) for row in now.rows if row.name in earlier]
+    gone = earlier.keys() - {row.name for row in now.rows}
+    both = [_change(earlier[row.name], row) for row in now.rows if row.name in earlier]
+    return both + [Change(row.name, row.unit, row.value, None, None) for row in before.rows if row.name in gone]
 
 
 def _change(before: Row, now: Row) -> Change:

@@ -7,6 +7,7 @@ from service.bench.figures import Figures
 from service.bench.files import FarCopies, SnapshotFiles
 from service.bench.results import Row
 from service.bench.talk import FIRST_TOKENS, Answered, Talk
+from service.bench.waiting import in_thread
 from service.engine.protocol import EngineLost
 
 HOST_WAIT_S = 60.0
@@ -50,8 +51,8 @@ class Sources:
 
         async def sample() -> Answered:
             await self._talk.engine.release(self._talk.ref(name))
-            plain.append(await asyncio.to_thread(self._files.read_gbps, name))
-            await asyncio.to_thread(self._files.forget_pages, name)
+            plain.append(await in_thread(self._files.read_gbps, name))
+            await in_thread(self._files.forget_pages, name)
             return self._from("disk", await self._talk.ask(name, FIRST_TOKENS))
 
         answers = await self._repeated(sample)
@@ -61,12 +62,12 @@ class Sources:
         """In a tier beyond the disk: brought to the disk, checked, and restored from there. Raises TierDown,
         TierRefused, SnapshotMiss."""
         plain: list[float] = []
-        await asyncio.to_thread(copies.send, name)
+        await in_thread(copies.send, name)
 
         async def sample() -> tuple[float, Answered]:
             await self._talk.engine.release(self._talk.ref(name))
-            plain.append(await asyncio.to_thread(copies.read_gbps, name))
-            seconds = await asyncio.to_thread(copies.bring, name)
+            plain.append(await in_thread(copies.read_gbps, name))
+            seconds = await in_thread(copies.bring, name)
             return seconds, self._from("disk", await self._talk.ask(name, FIRST_TOKENS))
 
         samples = await self._repeated(sample)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,15 +32,33 @@ LEAST_ID = 32
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One answer: where its document came from, seconds to its first text and of its restore, tokens, and when its
-    first and last text came (of one clock)."""
+    """One answer: where its document came from, seconds to its first text and of its restore, tokens, and when each of
+    its texts came (of one clock; one at least)."""
 
     source: str
     first_s: float
     restore_s: float
     tokens: int
-    began: float
-    ended: float
+    texts: list[float]
+
+    @property
+    def began(self) -> float:
+        return self.texts[0]
+
+    @property
+    def ended(self) -> float:
+        return self.texts[-1]
+
+    def tokens_until(self, moment: float) -> float:
+        """Tokens behind those of the first text. How many a text has is not known: each counts as much as the others,
+        and between two of them by time."""
+        if moment >= self.ended:
+            return self.tokens - 1
+        if moment <= self.began:
+            return 0.0
+        i = bisect_right(self.texts, moment)
+        before, after = self.texts[i - 1], self.texts[i]
+        return (self.tokens - 1) * (i - 1 + (moment - before) / (after - before)) / (len(self.texts) - 1)
 
 
 class Talk:
@@ -73,19 +92,18 @@ class Talk:
         request = AnswerRequest(
             who, who, self.ref(name), digest_of(ids), len(ids), [], question, Sampling(max_tokens=max_tokens)
         )
-        started, first, last = time.perf_counter(), 0.0, 0.0
+        started = time.perf_counter()
+        texts: list[float] = []
         source, restore_s = "", 0.0
         async for event in self.engine.answer(request):
             if isinstance(event, AnswerStarted):
                 source, restore_s = event.source, event.restore_ms / 1e3
             elif isinstance(event, AnswerText):
-                last = time.perf_counter()
-                first = first or last
+                texts.append(time.perf_counter())
             elif isinstance(event, AnswerDone):
                 await self.engine.release_session(who)
-                began = first or started + event.ttft_ms / 1e3
-                ended = max(last, began)
-                return Answered(source, began - started, restore_s, event.completion_tokens, began, ended)
+                texts = texts or [started + event.ttft_ms / 1e3]
+                return Answered(source, texts[0] - started, restore_s, event.completion_tokens, texts)
             elif isinstance(event, Failed):
                 raise EngineLost(f"a question was not answered: {_why(event)}")
         raise EngineLost("an answer ended without its end")
@@ -95,25 +113,35 @@ class Talk:
         return await asyncio.gather(*(self.ask(name, max_tokens) for name in names))
 
     async def together(self, names: Sequence[str], max_tokens: int) -> float:
-        """Tokens a second while all of these answers run: first texts are not counted, nor the time before them."""
+        """Tokens a second while all of these answers run: from when the last of them has its first text to when the
+        first of them ends."""
         answers = await self._long_answers(names, max_tokens)
-        began, ended = max(a.began for a in answers), max(a.ended for a in answers)
-        alone = [a for a in answers if a.ended > began]
-        tokens = sum((a.tokens - 1) * (a.ended - began) / max(a.ended - a.began, 1e-9) for a in alone)
-        return tokens / max(ended - began, 1e-9)
+        began, ended = _all_run(answers)
+        return sum(a.tokens_until(ended) - a.tokens_until(began) for a in answers) / (ended - began)
 
     async def _long_answers(self, names: Sequence[str], max_tokens: int) -> list[Answered]:
-        """To other questions when one ended its answer early: a few tokens are no figure."""
+        """To other questions when one ended its answer early, or before another began: a few tokens are no figure."""
+        why = ""
         for _ in range(TRIES):
             answers = await self.all_at_once(names, max_tokens)
-            if all(2 * answer.tokens > max_tokens for answer in answers):
+            began, ended = _all_run(answers)
+            if not all(2 * answer.tokens > max_tokens for answer in answers):
+                why = f"the model ends its answers before {max_tokens} tokens: ask for fewer"
+            elif ended <= began:
+                why = "an answer was over before the last one had begun: ask for more tokens"
+            else:
                 return answers
-        raise EngineLost(f"the model ends its answers before {max_tokens} tokens: ask for fewer")
+        raise EngineLost(f"{why} (--answer-tokens)")
 
     def _tokens(self, n: int, name: str) -> list[int]:
         """Random tokens, the same in every run: speed does not depend on what they say."""
         chosen = random.Random(f"{self._seed}/{name}")  # noqa: S311
         return [chosen.randrange(LEAST_ID, self._vocab_size) for _ in range(n)]
+
+
+def _all_run(answers: Sequence[Answered]) -> tuple[float, float]:
+    """From when to when; the end is before the beginning when they never do."""
+    return max(answer.began for answer in answers), min(answer.ended for answer in answers)
 
 
 def _why(event: object) -> str:

@@ -5,8 +5,8 @@ import os
 import secrets
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ import click
 from service.cli.output import EXIT_FAILURE, EXIT_INTERRUPTED, err, expected_errors, json_option, print_json
 
 if TYPE_CHECKING:
-    from service.bench.measure import Bench, Progress
+    from service.bench.measure import Bench, Progress, Work
+    from service.bench.physics import Physics
     from service.bench.results import Run
     from service.settings import Settings
 
@@ -66,7 +67,11 @@ def bench(
     from service.cli.config import read_settings
 
     before = load_run(against) if against else None
-    run, interrupted = asyncio.run(_measured(read_settings(), options))
+    try:
+        run, interrupted = asyncio.run(_measured(read_settings(), options))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        err.print("Ended: nothing that was measured is kept.")
+        raise SystemExit(EXIT_INTERRUPTED) from None
     changes = compare(before, run) if before else []
     if as_json:
         print_json({"run": run, "changes": changes})
@@ -76,7 +81,7 @@ def bench(
     if interrupted:
         err.print("Ended: what was measured until then is kept.")
         raise SystemExit(EXIT_INTERRUPTED)
-    if any(change.better_by < -worse for change in changes):
+    if any(change.worse_than(worse) for change in changes):
         raise SystemExit(EXIT_FAILURE)
 
 
@@ -100,46 +105,77 @@ def _keep(run: "Run", out: Path | None, svg: Path | None) -> None:
 
 
 async def _measured(settings: "Settings", options: dict[str, Any]) -> "tuple[Run, bool]":
-    """What was measured, and whether somebody ended it before its time."""
-    from cache_store.tiers.opening import open_tiers
-    from service.bench.measure import Bench, Work
+    """What was measured, and whether somebody ended it before its time. Raises CancelledError when nothing had been
+    measured by then."""
+    from service.bench.measure import Work
     from service.bench.physics import physics_of
-    from service.bench.run import bench_config, place_of, run_of
-    from service.core.snapshot_tier import tier_config
-    from service.engine.local import LocalEngine
+    from service.bench.run import place_of, run_of
 
+    _end_at_sigterm()
     physics = physics_of(settings, settings.model_dir, options["bandwidth"], options["card"])
     names = ("contexts", "users", "repeats", "answer_tokens", "minutes")
     work = Work(**{name: options[name] for name in names})
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=settings.data_dir, prefix=".bench-") as directory, _told() as tell:
-        tiers = open_tiers(tier_config(settings))
-        engine = await LocalEngine.open(bench_config(settings, Path(directory), work))
-        try:
-            # Another one may measure with the same tiers.
-            owner = f"bench-{secrets.token_hex(4)}"
-            bench = Bench(engine, Path(directory), physics, work, owner, tiers, tell)
-            interrupted = await _until_ended(bench)
-            return run_of(place_of(settings, engine.info), settings, bench), interrupted
-        finally:
-            await engine.close()
-            for tier in tiers:
-                tier.close()
+    bench: Bench | None = None
+    interrupted = False
+    try:
+        async with _opened(settings, work, physics) as bench:
+            await bench.run()
+    except asyncio.CancelledError:
+        if bench is None or not bench.rows:
+            raise
+        interrupted = True
+    return run_of(place_of(settings, bench.engine.info), settings, bench), interrupted
 
 
-async def _until_ended(bench: "Bench") -> bool:
-    """Whether Ctrl-C or SIGTERM ended it. Raises CancelledError when nothing had been measured by then."""
+def _end_at_sigterm() -> None:
+    """As Ctrl-C does: from here on it is this task that ends, whatever it waits for."""
     task = asyncio.current_task()
     assert task is not None
     with suppress(NotImplementedError, RuntimeError):  # elsewhere than on Unix, or in another thread
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+@asynccontextmanager
+async def _opened(settings: "Settings", work: "Work", physics: "Physics | None") -> "AsyncIterator[Bench]":
+    """The engine with a store of its own, and the tiers; closed and removed again whenever somebody ends it."""
+    from cache_store.tiers.opening import open_tiers
+    from service.bench.measure import Bench
+    from service.bench.run import bench_config
+    from service.bench.waiting import ended, to_end
+    from service.core.snapshot_tier import tier_config
+    from service.engine.local import LocalEngine
+
+    with ExitStack() as stack:
+        directory = stack.enter_context(_directory(settings.data_dir))
+        tell = stack.enter_context(_told())
+        tiers = open_tiers(tier_config(settings))
+        for tier in tiers:
+            stack.callback(tier.close)
+        opening = asyncio.ensure_future(LocalEngine.open(bench_config(settings, directory, work)))
+        interrupted = await ended(opening)  # nothing ends a model's loading, which writes into the directory
+        engine = opening.result()
+        try:
+            if interrupted:
+                raise asyncio.CancelledError
+            # Another one may measure with the same tiers.
+            owner = f"bench-{secrets.token_hex(4)}"
+            yield Bench(engine, directory, physics, work, owner, tiers, tell)
+        finally:
+            await to_end(asyncio.ensure_future(engine.close()))
+
+
+@contextmanager
+def _directory(data_dir: Path) -> "Iterator[Path]":
+    """Takes no figure with it when it cannot be removed."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    directory = tempfile.TemporaryDirectory(dir=data_dir, prefix=".bench-")
     try:
-        await bench.run()
-    except asyncio.CancelledError:
-        if not bench.rows:
-            raise
-        return True
-    return False
+        yield Path(directory.name)
+    finally:
+        try:
+            directory.cleanup()
+        except OSError as error:
+            err.print(f"{directory.name} could not be removed: {error}", markup=False)
 
 
 @contextmanager

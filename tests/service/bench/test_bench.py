@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from service.bench.measure import Bench, Work
 from service.bench.physics import Physics
+from service.bench.report import changes_text
 from service.bench.results import Row, Run, compare, differences, load_run, save_run
 from service.bench.roofline import points, roofline
 from service.cli import main
@@ -95,7 +96,11 @@ def test_two_runs_are_compared_row_by_row() -> None:
     before = run_of([Row("a", "tok/s", [10.0, 20.0, 30.0]), Row("b", "s", [2.0], False), Row("gone", "s", [1.0])])
     now = run_of([Row("a", "tok/s", [30.0]), Row("b", "s", [4.0], False), Row("new", "s", [1.0])], torch="2")
     changes = compare(before, now)
-    assert [(c.name, c.before, c.now, c.better_by) for c in changes] == [("a", 20, 30, 0.5), ("b", 2, 4, -0.5)]
+    assert [(c.name, c.before, c.now, c.better_by) for c in changes] == [
+        ("a", 20, 30, 0.5), ("b", 2, 4, -0.5), ("gone", 1, None, None),
+    ]  # fmt: skip
+    assert [c.worse_than(0.2) for c in changes] == [False, True, False]
+    assert changes_text(changes, []).endswith("| b | 2 s | 4 s | -50.0% |\n| gone | 1 s | not measured |  |")
     assert differences(before, now) == ["torch: nothing before, 2 now"]
 
 
@@ -153,4 +158,10 @@ def test_the_command_measures_writes_and_compares(tmp_path: Path, monkeypatch: p
     second = preread(*small, "--against", str(tmp_path / "fast.json"), exit_code=1)
     assert "| better by |" in second.output
     assert "-100.0%" in second.output
+    run["rows"] = [{**run["rows"][0], "name": "what failed today"}]
+    (tmp_path / "more.json").write_text(json.dumps(run))
+    assert re.search(
+        r"\| what failed today \| .* \| not measured \|",
+        preread(*small, "--against", str(tmp_path / "more.json")).output,
+    )
     assert preread("--contexts", "none", exit_code=2).output

@@ -1,22 +1,28 @@
 """Restores and first tokens by tier, and runs that do not come to their end."""
 
+import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from cache_store.keys import EntryName
 from cache_store.tiers.errors import TierDown
 from cache_store.tiers.memory import MemoryTier
 from cache_store.tiers.tier import BlobTier
+from service.bench.files import SnapshotFiles
 from service.bench.measure import TIME_OVER, Bench, Progress, Work
 from service.bench.pace import Cost, Deadline, Pace
 from service.bench.results import load_run
 from service.cli import main
-from service.engine import factory
+from service.engine import factory, local
 from service.engine.factory import EngineConfig
 from service.engine.local import LocalEngine
 from service.engine.protocol import EngineLost
@@ -29,8 +35,13 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def measured(store: Path, work: Work = WORK, far: tuple[BlobTier, ...] = (), **more: Any) -> Bench:
-    config = EngineConfig(store_dir=str(store), engine="fake", fake_script=[65] * 30, max_context=600)
+async def measured(
+    store: Path, work: Work = WORK, far: tuple[BlobTier, ...] = (), budget_nbytes: int | None = None, **more: Any
+) -> Bench:
+    config = EngineConfig(
+        store_dir=str(store), engine="fake", fake_script=[65] * 30, max_context=600, fake_step_s=0.002,
+        disk_budget_nbytes=budget_nbytes,
+    )  # fmt: skip
     engine = await LocalEngine.open(config)
     try:
         bench = Bench(engine, store, PHYSICS, work, far=far, **more)
@@ -73,6 +84,64 @@ async def test_a_tier_that_fails_costs_only_its_own_figures(tmp_path: Path) -> N
     assert [(part.name, part.why) for part in bench.left_out] == [
         ("first token from object, 300 tokens", "the far tier does not answer")
     ]
+
+
+@pytest.mark.anyio
+async def test_a_document_for_which_there_is_no_room_on_the_disk_costs_only_its_figures(tmp_path: Path) -> None:
+    await measured(tmp_path / "first")
+    one = sum(path.stat().st_size for path in (tmp_path / "first").rglob("documents/300/**/*") if path.is_file())
+    bench = await measured(tmp_path / "second", budget_nbytes=one * 3 // 2)
+    names = {row.name for row in bench.rows}
+    assert names >= {"prefill, 300 tokens", "decode, 300 tokens, 2 users, 2 documents"}
+    assert [part.name for part in bench.left_out] == ["first token from disk, 300 tokens"]
+    assert "the document's files are not on the disk" in bench.left_out[0].why
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(5, "Input/output error"), "[Errno 5] Input/output error"),
+        (TimeoutError(110, "Connection timed out"), "[Errno 110] Connection timed out"),
+        (OSError(), "OSError"),
+    ],
+)
+async def test_an_error_of_the_system_costs_only_the_figures_of_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, why: str
+) -> None:
+    def fails(self: SnapshotFiles, name: str) -> float:
+        raise error
+
+    monkeypatch.setattr(SnapshotFiles, "read_gbps", fails)
+    bench = await measured(tmp_path)
+    assert "prefill, 300 tokens" in {row.name for row in bench.rows}
+    assert [(part.name, part.why) for part in bench.left_out] == [("first token from disk, 300 tokens", why)]
+
+
+class Slow(MemoryTier):
+    """Takes its time for a copy; `began` is called when the first one comes."""
+
+    def __init__(self, began: Callable[[], object]) -> None:
+        super().__init__("redis")
+        self._began = began
+        self.written = threading.Event()
+
+    def write(self, name: EntryName, manifest: bytes, nbytes: int, shards: Iterable[memoryview]) -> None:
+        self._began()
+        time.sleep(0.3)
+        super().write(name, manifest, nbytes, shards)
+        self.written.set()
+
+
+@pytest.mark.anyio
+async def test_no_copy_comes_after_the_copies_were_removed(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    tier = Slow(lambda: loop.call_soon_threadsafe(task.cancel))
+    task = asyncio.create_task(measured(tmp_path, far=(tier,)))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(tier.written.wait, 5)
+    assert list(tier.entries()) == []
 
 
 @pytest.mark.anyio
@@ -162,15 +231,76 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
-def test_who_ends_it_keeps_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: signal.Signals
-) -> None:
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREREAD_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("PREREAD_ENGINE", "fake")
     monkeypatch.setenv("PREREAD_FREE_FLOOR_BYTES", "0")
     monkeypatch.setenv("PREREAD_OBJECT_URL", f"file://{tmp_path}/objects")
+
+
+@pytest.mark.usefixtures("interruptible", "settings")
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", ["service.engine.local.open_host", Bench._warm, Bench._prefill])
+def test_who_ends_it_before_the_first_figure_gets_the_exit_code_of_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: signal.Signals, place: Any
+) -> None:
+    if isinstance(place, str):
+        real: Callable[..., Any] = local.open_host
+
+        def ended(config: EngineConfig) -> Any:
+            os.kill(os.getpid(), ended_by)
+            time.sleep(0.3)  # a model takes long, and what opens it writes into its store
+            return real(config)
+
+        monkeypatch.setattr(place, ended)
+    else:
+
+        async def ends(*args: Any) -> Any:
+            os.kill(os.getpid(), ended_by)
+            return await place(*args)
+
+        monkeypatch.setattr(Bench, place.__name__, ends)
+    out = tmp_path / "run.json"
+    result = CliRunner().invoke(main, ["bench", "--contexts", "300", "--users", "1", "--out", str(out)])
+    assert result.exit_code == 130, result.output
+    assert "Ended: nothing that was measured is kept." in result.output
+    assert not out.exists()
+    assert not any((tmp_path / "data").glob(".bench-*"))
+
+
+@pytest.mark.usefixtures("interruptible", "settings")
+def test_who_ends_it_while_the_engine_closes_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., Any] = LocalEngine.close
+
+    async def ends(self: LocalEngine) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        await real(self)
+
+    remove: Callable[..., Any] = tempfile.TemporaryDirectory.cleanup
+
+    def stays(self: Any) -> None:
+        remove(self)
+        raise OSError(39, "Directory not empty")
+
+    monkeypatch.setattr(LocalEngine, "close", ends)
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", stays)
+    out = tmp_path / "run.json"
+    small = ("--contexts", "300", "--users", "1", "--repeats", "1", "--answer-tokens", "8")
+    result = CliRunner().invoke(main, ["bench", *small, "--out", str(out)])
+    assert result.exit_code == 130, result.output
+    assert "prefill, 300 tokens" in {row.name for row in load_run(out).rows}
+    assert "could not be removed: [Errno 39] Directory not empty" in result.output
+
+
+@pytest.mark.usefixtures("interruptible", "settings")
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_who_ends_it_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended_by: signal.Signals
+) -> None:
     real: Callable[..., Any] = Bench._apart
 
     async def ended(self: Bench, *args: Any) -> Any:
