@@ -189,7 +189,10 @@ class DraftSide:
 
     def _load(self, following: _Following, entry: ResidentDocument) -> None:
         following.is_loading = True
-        bring_in(self.context, following.subject, entry, following.cancel.check)
+        try:
+            bring_in(self.context, following.subject, entry, following.cancel.check)
+        finally:  # what is waited for after a miss ends with the answer
+            following.is_loading = False
 
     def _read(self, following: _Following) -> bool:
         """Have the document read; whether it was before the answer was over."""

@@ -15,7 +15,7 @@ from service.engine.host.draft import reading as draft_reading
 from service.engine.host.draft.reading import Reading
 from service.engine.host.kept import Subject
 from service.engine.messages import DocumentRef
-from service.engine.scheduler.cancel import CancelToken
+from service.engine.scheduler.cancel import Cancelled, CancelToken
 from tests.service.engine.draft_runner import Successor
 from tests.service.engine.host.draft_host import KEY, SAID, answer, drafts, settled, start, until
 
@@ -279,3 +279,31 @@ def test_a_document_that_waits_for_room_is_given_up_when_it_is_deleted_or_the_en
             settled(lab)
     lab.host.close()
     assert [name.key.id for name in drafts(lab)] == ["doc"]
+
+
+def test_what_waits_for_room_again_after_a_miss_ends_with_the_answer(lab, waiting, monkeypatch):
+    start(lab)
+    lab.build()
+    settled(lab)
+    lab.store.delete(KEY)
+    start(lab, step_delay_s=0.05)
+    waiting.on = False
+    side = lab.host._context.draft
+    held, waits, over = side.context.residency.held, threading.Event(), threading.Event()
+
+    def no_room(*arguments, **options):
+        if not drafts(lab) or options.get("fresh"):
+            return held(*arguments, **options)
+        with arguments[4].calling(over.set):
+            waits.set()
+            assert over.wait(20)
+        raise Cancelled
+
+    monkeypatch.setattr(side.context.residency, "held", no_room)
+    events, future = lab.ask_later(max_tokens=70, kv_id="")
+    until(waits.is_set)
+    assert not over.is_set()
+    lab.host.cancel("a")
+    future.result(60)
+    assert lab.done(events).finish_reason == "cancelled"
+    assert over.wait(5)
