@@ -87,15 +87,14 @@ class Reading:
             wanted.cancel.cancel(Reason.RELEASED)
 
     def end(self) -> None:
-        """Stop what runs; a question after the next start has it read from the beginning."""
+        """Stop what runs and take nothing more; a question after the next start has it read from the beginning."""
         with self._lock:
+            self._is_closed = True
             open_now = list(self._open.values())
         for wanted in open_now:
             wanted.cancel.cancel(Reason.DRAIN)
 
     def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
         self.end()
         self._pool.shutdown(wait=True)
 

@@ -135,7 +135,7 @@ class DraftSide:
         }
 
     def drain(self) -> None:
-        """Stop reading documents."""
+        """Stop reading documents, and begin with no other."""
         self._reading.end()
 
     def close(self) -> None:
@@ -158,8 +158,10 @@ class DraftSide:
         try:
             if not self._follow(following) and self._read(following):
                 self._follow(following)
-        except (Cancelled, SchedulerClosed, DocumentTooLarge, CacheStoreError):
+        except (Cancelled, SchedulerClosed, DocumentTooLarge):
             pass  # said and told already
+        except CacheStoreError as error:
+            log.warning("an answer goes on without the draft model: %s", error)
         except Exception:
             log.exception("an answer goes on without the draft model")
 
@@ -179,13 +181,16 @@ class DraftSide:
                 self._sit(following, document)
                 return True
         except SnapshotMiss as miss:
-            self._n_missed += 1
-            log.info("the draft model's snapshot is a miss (%s): %s", miss.reason, miss.detail)
+            self._missed(miss.reason, miss.detail)
         except CanaryMismatch as error:
-            self._n_missed += 1
+            self._missed(MissReason.CANARY, str(error))
             context.residency.drop(subject.ref)
             context.store.quarantine(subject.full_key, context.runner.fingerprint.digest, MissReason.CANARY, str(error))
         return False
+
+    def _missed(self, reason: MissReason, detail: str) -> None:
+        self._n_missed += 1
+        log.info("the draft model's snapshot is a miss (%s): %s", reason, detail)
 
     def _load(self, following: _Following, entry: ResidentDocument) -> None:
         following.is_loading = True

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cache_store.errors import StorageFailed
 from cache_store.keys import SnapshotKey
 from cache_store.tiers.memory import MemoryTier
 from service.engine.digests import digest_of
@@ -56,23 +57,37 @@ def test_what_is_wrong_with_a_snapshot_is_a_miss_and_the_document_is_read_in_the
     assert lab.host.stats().draft_document_prefill_tokens_total == 0
 
 
-def test_a_snapshot_that_means_something_else_is_set_aside_by_its_canary(lab):
+def start_with_another_meaning(lab):
+    """Of the draft model's snapshot that was made before."""
     start(lab)
     lab.build()
     settled(lab)
-
-    def other(runner):
-        tell = runner._logits
-        runner._logits = lambda document, tail, token: tell(document, tail, token) + 7.0 * (tail is None)
-
     draft = Successor(SAID)
-    other(draft)
+    tell = draft._logits
+    draft._logits = lambda document, tail, token: tell(document, tail, token) + 7.0 * (tail is None)
     lab.start(script=SAID, draft_tokens=6, draft=draft)
+
+
+def test_a_snapshot_that_means_something_else_is_set_aside_by_its_canary(lab, caplog):
+    caplog.set_level("INFO")
+    start_with_another_meaning(lab)
     assert answer(lab).token_ids[3:] == SAID[:59]
     settled(lab)
     assert lab.host.stats().draft_misses_total == 1
     assert [entry.reason for entry in lab.store.entries() if entry.state == "quarantined"] == ["canary"]
+    assert len([r for r in caplog.records if "is a miss (canary): a logit" in r.message]) == 1
     assert answer(lab).accepted_tokens > 30
+
+
+def test_one_that_cannot_be_set_aside_is_told_of_and_the_answer_goes_on_without(lab, waiting, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    start_with_another_meaning(lab)
+    waiting.on = False
+    monkeypatch.setattr(lab.store, "quarantine", Mock(side_effect=StorageFailed("no space left on device")))
+    done = answer(lab)
+    assert (done.token_ids[3:], done.accepted_tokens) == (SAID[:59], 0)
+    until(lambda: any("without the draft model: no space left" in r.message for r in caplog.records))
+    assert lab.host.stats().draft_misses_total == 1
 
 
 def test_deleting_a_document_removes_both_from_disk_and_memory(lab):
@@ -201,6 +216,21 @@ def test_closing_while_a_document_is_read_leaves_nothing_of_it_and_it_is_read_ag
     settled(lab)
     assert lab.host.stats().draft_document_prefill_tokens_total == len(lab.TOKENS)
     assert len(drafts(lab)) == 1
+
+
+def test_no_document_is_begun_while_the_engine_drains(lab, waiting):
+    start(lab)
+    lab.build()
+    settled(lab)
+    lab.store.delete(KEY)
+    start(lab)
+    waiting.on = False
+    lab.host._context.draft.drain()
+    assert answer(lab).token_ids[3:] == SAID[:59]
+    until(lambda: lab.host.stats().draft_misses_total == 1)
+    time.sleep(0.1)
+    settled(lab)
+    assert (lab.host.stats().draft_document_prefill_tokens_total, drafts(lab)) == (0, [])
 
 
 def test_after_the_loss_of_its_host_both_come_back_from_a_far_tier(lab):
