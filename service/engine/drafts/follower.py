@@ -37,7 +37,7 @@ class Follower:
         self.rows = list(rows)
         self.alive = True
         self.n_passed = 0
-        """Steps since it was last asked, where nothing was looked up either."""
+        """Steps since it last guessed, where nothing was looked up either."""
         self.rest = _RESTS[0]
         """Steps for which it is better left alone where asking does not seem to pay: twice as many after each wrong
         guess."""
@@ -113,7 +113,7 @@ class Follower:
         """Forget rows that are not the answer's; how many stay, None where all do."""
         n_kept = self.n_kept
         self._open.clear()
-        self._place, self._chance, self.n_passed = 0, 1.0, 0
+        self._place, self._chance = 0, 1.0
         if n_kept == len(self.rows):
             return None
         del self.rows[n_kept:]
@@ -132,6 +132,7 @@ class Follower:
     def guessed(self, token_id: int, sure: float) -> float:
         """It guesses this token next, with this probability of its own; the chance that it is right, and all before it
         in this step."""
+        self.n_passed = 0
         self._open.append((token_id, sure))
         self._chance *= self._rates.sure.chance(sure)
         return self._chance

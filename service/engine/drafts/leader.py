@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from service.engine.drafts.drafter import Drafter
 from service.engine.drafts.follower import Follower
-from service.engine.drafts.model import DraftModel, Prices
+from service.engine.drafts.model import FEED_ROWS, LEAST_FED, SMALL, DraftModel, Prices, shares
+from service.engine.drafts.planner import MOST_SLOWER
 
 if TYPE_CHECKING:
     from service.engine.drafts.planner import DraftPlanner
@@ -25,13 +26,16 @@ _PROBE_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """`counts`: drafts of each sequence, those of `followers` by the draft model."""
+    """`counts`: drafts of each sequence, those of `followers` by the draft model, but for those `behind`. `feed`: how
+    many of their tokens it reads."""
 
     speed: float
     counts: list[int]
     followers: list[Follower | None]
     forward: float
     """A forward of the draft model, as a multiple of a step."""
+    feed: list[int]
+    behind: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,53 @@ class Leader:
             feed = sum(self._feed_s(one, forward_s) for one in asked if one is not None) / _CAUGHT_UP_IN / base_s
             for speed, counts in self._plans(planner, asked, chances, feed, forward_s / base_s):
                 if speed >= (least if best is None else best.speed):
-                    best = _Plan(speed, counts, asked, forward_s / base_s)
-        return best or self._probe(step, plain)
+                    best = _plan(speed, counts, asked, forward_s / base_s)
+            if best is not None:
+                return self._fed(step, best, forward_s)
+        return self._probe(step, plain)
+
+    def _fed(self, step: _Step, plan: _Plan, forward_s: float) -> _Plan:
+        """This plan where what is to be read for it can be in this step; else a step that reads some of it. There who
+        is behind has what is looked up, and the others one guess: they have the forward as well."""
+        planner, n = step.planner, len(step.followers)
+        wanted = [i for i, n_rows in enumerate(plan.feed) if n_rows]
+        behind = [i for i in wanted if plan.feed[i] > min(SMALL, FEED_ROWS // len(wanted))]
+        others = [plan.feed[i] for i in wanted if i not in behind]
+        depth = max(plan.counts[i] for i in wanted)
+        cost = planner.costs.ratio(n, n + sum(plan.counts)) + depth * plan.forward
+        if sum(plan.feed[i] for i in behind) <= self._feed_rows(step, cost, forward_s, others):
+            return plan
+        followers, chances = list(plan.followers), list(step.looked_up)
+        for i, one in enumerate(followers):
+            if one is None or i in behind:
+                continue
+            if plan.feed[i] and sum(guess := one.chances(1)) > sum(chances[i]):
+                chances[i] = guess
+            else:
+                followers[i] = None
+        speed, counts = _beside(planner, chances, plan.forward)
+        feed = [
+            n_rows if followers[i] is not None and counts[i] and i not in behind else 0
+            for i, n_rows in enumerate(plan.feed)
+        ]
+        cost = planner.costs.ratio(n, n + sum(counts)) + plan.forward
+        most = self._feed_rows(step, cost, forward_s, [n_rows for n_rows in feed if n_rows])
+        for i, n_rows in zip(behind, shares([plan.feed[i] for i in behind], most), strict=True):
+            feed[i] = n_rows
+        return _Plan(speed, counts, followers, plan.forward, feed, behind)
+
+    def _feed_rows(self, step: _Step, cost: float, forward_s: float, others: Sequence[int]) -> int:
+        """How many rows may be fed beside those of `others` in a step that takes `cost` without any of them."""
+        n_others = sum(others)
+        further = n_others - len(others)  # one row of each is in the forward
+        return min(max(self._can_wait_for(step, cost, forward_s) - further, LEAST_FED), FEED_ROWS - n_others)
+
+    def _can_wait_for(self, step: _Step, cost: float, forward_s: float) -> int:
+        """How many rows others can wait for, where a step takes `cost` without them."""
+        per_row = self.model.feed_s(1, forward_s) / step.planner.costs.base_s
+        if len(step.followers) == 1 or per_row <= 0:
+            return FEED_ROWS
+        return min(int((MOST_SLOWER - cost) / per_row), FEED_ROWS)
 
     def _plans(
         self,
@@ -150,34 +199,61 @@ class Leader:
         return None
 
     def _probe_of(self, step: _Step, i: int, follower: Follower, plain: float) -> tuple[_Plan, float] | None:
-        """A guess of this answer beside what is looked up for others, and what of a step is lost by it; None where the
-        step has no row for it, or others would wait too long."""
-        planner, n = step.planner, len(step.followers)
-        forward_s = self.model.forward_s(1, planner.costs.base_s)
-        more = (forward_s + self._feed_s(follower, forward_s)) / planner.costs.base_s
+        """A guess of this answer beside what is looked up for others, or some of what must be read before, and what of
+        a step is lost by it; None where the step has no row for it, or others would wait too long."""
+        planner, n, n_rows = step.planner, len(step.followers), follower.n_pending
+        base_s = planner.costs.base_s
+        forward_s = self.model.forward_s(1, base_s)
         # as if it were sure, so that it is the first to have a row
         chances = [[1.0] if j == i else of_one for j, of_one in enumerate(step.looked_up)]
-        _, counts = planner.fastest(chances, more)
-        if not counts[i]:
+        if not planner.fastest(chances, forward_s / base_s)[1][i]:
             return None
-        n_rows = n + sum(counts)
+        room = self._can_wait_for(step, planner.costs.ratio(n, n + 1) + forward_s / base_s, forward_s)
+        feed = min(n_rows, room + 1, FEED_ROWS)  # the row of its last token is in the forward
+        if feed < min(n_rows, LEAST_FED):
+            return None
+        more = (forward_s + self.model.feed_s(feed - 1, forward_s)) / base_s
+        _, counts = planner.fastest(chances, more) if feed == n_rows else _beside(planner, step.looked_up, more)
+        feeds = [feed if j == i else 0 for j in range(n)]
         tokens = n + sum(sum(of_one[:count]) for of_one, count in zip(step.looked_up, counts, strict=True))
-        price = planner.costs.ratio(n, n_rows) + more - tokens / plain
-        return _Plan(0.0, counts, [one if j == i else None for j, one in enumerate(step.followers)], 0.0), price
+        price = planner.costs.ratio(n, n + sum(counts)) + more - tokens / plain
+        asked = [one if j == i else None for j, one in enumerate(step.followers)]
+        return _Plan(0.0, counts, asked, 0.0, feeds, () if feed == n_rows else (i,)), price
 
     def _drafts(self, planner: "DraftPlanner", found: _Plan, drafters: Sequence[Drafter | None]) -> list[list[int]]:
         n = len(drafters)
-        wanted = [(one, n) for one, n in zip(found.followers, found.counts, strict=True) if one is not None and n]
+        asked = [i for i, n_rows in enumerate(found.feed) if n_rows]
+        n_led = len(asked) - sum(i in found.behind for i in asked)
         per_row = max(planner.costs.ratio(n, n + 1) - 1, 0.0)
-        forward = found.forward / max(len(wanted), 1)
-        guessed = iter(self.model.guess(wanted, Prices(forward * found.speed, per_row * found.speed)))
+        forward = found.forward / max(n_led, 1)
+        wanted = [
+            (follower, 1 if i in found.behind else found.counts[i])
+            for i in asked
+            if (follower := found.followers[i]) is not None
+        ]
+        prices = Prices(forward * found.speed, per_row * found.speed)
+        guessed = dict(zip(asked, self.model.guess(wanted, prices, [found.feed[i] for i in asked]), strict=True))
         drafts: list[list[int]] = []
-        for drafter, follower, n_drafts in zip(drafters, found.followers, found.counts, strict=True):
+        for i, (drafter, n_drafts) in enumerate(zip(drafters, found.counts, strict=True)):
             if drafter is None or not n_drafts:
                 drafts.append([])
-            elif follower is None:
-                drafts.append(drafter.draft(n_drafts))
-            else:
-                drafts.append(next(guessed))
+            elif i in guessed and i not in found.behind:
+                drafts.append(guessed[i])
                 drafter.is_led = True
+            else:
+                drafts.append(drafter.draft(n_drafts))
         return drafts
+
+
+def _plan(speed: float, counts: list[int], followers: list[Follower | None], forward: float) -> _Plan:
+    """Where all is read that the drafts of `followers` need."""
+    feed = [one.n_pending if one is not None and count else 0 for one, count in zip(followers, counts, strict=True)]
+    return _Plan(speed, counts, followers, forward, feed)
+
+
+def _beside(planner: "DraftPlanner", chances: Sequence[Sequence[float]], more: float) -> tuple[float, list[int]]:
+    """The drafts of each sequence in a step that takes `more` in any case, none where they do not pay."""
+    speed, counts = planner.fastest(chances, more)
+    n = len(chances)
+    without = n / (1 + more)
+    return (speed, counts) if speed >= LEAST_GAIN * without else (without, [0] * n)

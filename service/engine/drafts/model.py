@@ -21,8 +21,10 @@ from service.engine.protocol import Best, Rows, Runner
 log = logging.getLogger(__name__)
 
 FEED_ROWS = 256
-"""Tokens of one answer in one forward: so many of a long session are read between two steps of others."""
-_SMALL = 8
+"""Tokens in one forward, of all answers together: so many of long sessions are read between two steps."""
+LEAST_FED = 16
+"""Rows that are fed in a step though others wait longer for them than they should: else some would never be."""
+SMALL = 8
 """Rows of a sequence up to which a forward counts as one that guesses."""
 _MEASURED = 15
 _LEAST = 4
@@ -63,8 +65,20 @@ class _Asked:
 
     follower: Follower
     most: int
+    is_fed: bool = False
+    """Whether all its tokens are in its tail behind the first forward: else there is nothing to guess from."""
     guesses: list[int] = field(default_factory=list[int])
     n_guessed: int = 0
+
+
+def shares(wanted: Sequence[int], most: int) -> list[int]:
+    """Of so many rows that each wants those that it has, of `most` in all: who wants few has them, and where there are
+    too few for all, the others come later, not all of them never."""
+    found, left = [0] * len(wanted), most
+    for n_done, i in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        found[i] = min(wanted[i], max(left // (len(wanted) - n_done), LEAST_FED), left)
+        left -= found[i]
+    return found
 
 
 class DraftModel:
@@ -88,16 +102,25 @@ class DraftModel:
         """Seconds more that `n_rows` further rows take in a forward of `forward_s`."""
         return n_rows * (median(self._per_row) if len(self._per_row) >= _LEAST else _FEED_SHARE * forward_s)
 
-    def guess(self, wanted: Sequence[tuple[Follower, int]], prices: Prices) -> list[list[int]]:
-        """At most so many guesses for each; fewer where the model is not sure of them. Raises what the runner raises
-        when it is not usable any more."""
+    def guess(
+        self, wanted: Sequence[tuple[Follower, int]], prices: Prices, feed: Sequence[int] | None = None
+    ) -> list[list[int]]:
+        """At most so many guesses for each; fewer where the model is not sure of them, none where not all is read that
+        was said. `feed`: how many tokens of each are read, together no more than `FEED_ROWS`. Raises what the runner
+        raises when it is not usable any more."""
         asked = [_Asked(follower, follower.most(n)) for follower, n in wanted]
-        batch = [(one, rows) for one in asked if one.most and (rows := self._first_rows(one)) is not None]
+        if feed is None:
+            feed = shares([one.follower.n_pending if one.most else 0 for one in asked], FEED_ROWS)
+        batch = [
+            (one, rows)
+            for one, n_rows in zip(asked, feed, strict=True)
+            if one.most and n_rows and (rows := self._first_rows(one, n_rows)) is not None
+        ]
         while batch:
             batch = self._round(batch, prices)
         return [one.guesses for one in asked]
 
-    def _first_rows(self, one: _Asked) -> Rows | None:
+    def _first_rows(self, one: _Asked, n_rows: int) -> Rows | None:
         follower = one.follower
         try:
             if (n_kept := follower.cut()) is not None:
@@ -105,14 +128,14 @@ class DraftModel:
         except Exception as error:
             self._failed([one], error)
             return None
-        tokens = follower.pending(FEED_ROWS)
+        tokens = follower.pending(n_rows)
         if max(tokens) >= self._vocab_size:
             follower.end()  # it has no such token
             return None
-        if len(tokens) <= _SMALL:  # a step that a runner may have captured, with all its logits
+        one.is_fed = len(tokens) == follower.n_pending
+        if len(tokens) <= SMALL:  # a step that a runner may have captured, with all its logits
             return Rows(follower.slot, follower.document, tokens, only_best=True, how_sure=True)
-        is_all = len(tokens) == follower.n_pending
-        first = len(tokens) - is_all
+        first = len(tokens) - one.is_fed
         return Rows(follower.slot, follower.document, tokens, logits_from=first, only_best=True, how_sure=True)
 
     def _round(self, batch: Sequence[tuple[_Asked, Rows]], prices: Prices) -> list[tuple[_Asked, Rows]]:
@@ -128,7 +151,7 @@ class DraftModel:
         going = []
         for (one, rows), of_one in zip(batch, logits, strict=True):
             self.counters.prefilled_tokens += one.follower.fed(rows.tokens)
-            if len(of_one) and (token_id := self._next(one, of_one[-1], prices)) is not None:
+            if one.is_fed and (token_id := self._next(one, of_one[-1], prices)) is not None:
                 going.append((one, replace(rows, tokens=[token_id], logits_from=0)))
         return going
 
@@ -150,9 +173,9 @@ class DraftModel:
 
     def _measure(self, n_rows: Sequence[int], seconds: float) -> None:
         n, total = len(n_rows), sum(n_rows)
-        if max(n_rows) <= _SMALL:
+        if max(n_rows) <= SMALL:
             self._rounds.setdefault(n, deque(maxlen=_MEASURED)).append(seconds)
-        elif n in self._rounds and total >= 2 * _SMALL * n:
+        elif n in self._rounds and total >= 2 * SMALL * n:
             self._per_row.append(max(seconds - median(self._rounds[n]), 0.0) / (total - n))
 
     def _failed(self, asked: Sequence[_Asked], error: Exception) -> None:
