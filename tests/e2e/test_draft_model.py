@@ -32,9 +32,7 @@ def test_it_guesses_and_its_snapshots_live_and_go_with_the_documents(server: Ser
         first = server.ask(session, max_tokens=24)
         until(lambda: _guessed(server, session), "the draft model guesses nothing")
         assert server.engine_stat("draft_misses_total") == 0
-        again = server.ask(server.session(document["id"]), max_tokens=24)
-        assert again["answer"] == first["answer"]
-        assert again["timings"]["drafted_tokens"] >= again["timings"]["accepted_tokens"]
+        until(lambda: _guessed_again(server, document["id"], first["answer"]), "it guesses nothing of another session")
         assert any(server.store.rglob(document["id"]))
         assert server.request("DELETE", f"/v1/documents/{document['id']}").status_code in (200, 204)
         until(lambda: not any(server.store.rglob(document["id"])), "something of the document is left")
@@ -46,3 +44,11 @@ def _guessed(server: Server, session: str) -> bool:
     if not server.engine_stat("draft_guessed_tokens_total"):
         server.ask(session, max_tokens=24)
     return server.engine_stat("draft_guessed_tokens_total") > 0
+
+
+def _guessed_again(server: Server, document_id: str, expected: str) -> bool:
+    """Whether the draft model guesses in an answer of a new session, which is to be the expected one. On a busy machine
+    an answer may be over before it is followed."""
+    n_guessed = server.engine_stat("draft_guessed_tokens_total")
+    assert server.ask(server.session(document_id), max_tokens=24)["answer"] == expected
+    return server.engine_stat("draft_guessed_tokens_total") > n_guessed
