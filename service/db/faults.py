@@ -14,6 +14,7 @@ RETRY_AFTER_S = 2
 _DETAIL = "The database does not answer: try again."
 _FULL = ("database or disk is full", "disk i/o error")
 _FULL_STATE = "53100"
+_SERVER_FAILED = "XX"
 _LOCKED = "database is locked"
 # Connection lost or refused, server stopping or starting, out of memory, connections or files; its system failed; a
 # deadlock, a lock or a statement that took too long, a transaction that stood still; a server that became a standby.
@@ -36,12 +37,17 @@ def faults() -> Iterator[None]:
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """The same while a connection is made, when every fault of the operating system means that there is none."""
+    """The same while a connection is made, when every fault of the operating system means that there is none, and one
+    within the server too: on a full disk PostgreSQL cannot write what it makes for the first of its connections."""
     try:
         with faults():
             yield
     except OSError as error:
         raise unavailable() from error
+    except DBAPIError as error:
+        if _state_of(error).startswith(_SERVER_FAILED):
+            raise unavailable() from error
+        raise
 
 
 @contextmanager
