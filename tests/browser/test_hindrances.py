@@ -26,6 +26,28 @@ def test_the_page_answers_while_many_documents_are_read(world, visit):
     expect(rows.get_by_role("checkbox")).to_have_count(9)
 
 
+def test_a_list_that_was_made_before_a_document_was_read_does_not_stay(world, visit):
+    """It comes while the row of the document is on its way, and takes its place."""
+    world.engine.chunk_delay_s = 0.3
+    page = visit().give_cookie("grace")
+    page.goto("/")
+    note = {"name": "late.txt", "mimeType": "text/plain", "buffer": b"A note. " * 800}
+    page.get_by_label("Add documents").set_input_files([note])
+    expect(page.locator("[data-follow]")).to_have_count(1)
+    asked = []
+
+    def answer(route):
+        asked.append(route.request.url)
+        page.evaluate("() => { const list = document.querySelector('#documents'); list.innerHTML = list.innerHTML; }")
+        route.continue_()
+
+    page.route("**/app/documents/*/row", answer, times=1)
+    world.engine.chunk_delay_s = 0.0
+    expect(page.locator("[data-follow]")).to_have_count(0, timeout=20_000)
+    assert asked
+    expect(page.locator("#documents li.document").get_by_role("checkbox")).to_have_count(1)
+
+
 def test_a_proxy_that_has_no_server_for_a_moment_is_waited_out(world, visit, contract):
     world.engine.reply, world.engine.token_delay_s = (FEE, "."), 0.0
     page = visit().give_cookie("ann")

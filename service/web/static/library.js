@@ -5,6 +5,7 @@ import { $, $$, base, count, duration, h, known, problemText, say, t, tn, toast 
 
 const STREAMS = 1;
 const LOOK_MS = 2000;
+const ROW_TRIES = 30;
 const streams = new Map(); // how to end them, by document
 const over = new Set(); // what needs no more looks, until its row is gone
 let looking = false;
@@ -205,10 +206,20 @@ function showProgress(element, { status, progress, page_count }) {
   $(".reading-text", element).textContent = parts.join(" · ");
 }
 
-function ended(id) {
-  const row = $(`#row-${id}`);
-  if (!row) location.reload(); // a conversation about it: it can be asked now
-  else window.htmx.ajax("GET", `${base}/app/documents/${id}/row`, { target: row, swap: "outerHTML" });
+/** Its row anew. A list that the server made before may come meanwhile, and stand with the row as it was where this one was
+ * asked for: it is asked for again until it is there. */
+async function ended(id) {
+  if (!$(`#row-${id}`)) location.reload(); // a conversation about it: it can be asked now
+  for (let tries = 0; tries < ROW_TRIES && elementOf(id); tries++) {
+    if (tries) await new Promise((go) => setTimeout(go, LOOK_MS));
+    const row = $(`#row-${id}`);
+    if (!row) return;
+    try {
+      await window.htmx.ajax("GET", `${base}/app/documents/${id}/row`, { target: row, swap: "outerHTML" });
+    } catch {
+      // Its next try is another.
+    }
+  }
 }
 
 export async function cancelReading(id) {
