@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from urllib.parse import quote
 
@@ -84,7 +85,7 @@ def disposition(filename: str) -> str:
 
 async def _read(path: Path, wanted: ByteRange) -> AsyncIterator[bytes]:
     left = wanted.nbytes
-    file = await asyncio.to_thread(path.open, "rb")
+    file = await _opened(path)
     try:
         file.seek(wanted.first)
         while left:
@@ -95,3 +96,18 @@ async def _read(path: Path, wanted: ByteRange) -> AsyncIterator[bytes]:
             yield chunk
     finally:
         file.close()
+
+
+async def _opened(path: Path) -> BufferedReader:
+    """A file to read; closed where its reader went away while a thread opened it."""
+    opening = asyncio.ensure_future(asyncio.to_thread(path.open, "rb"))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close)
+        raise
+
+
+def _close(opening: "asyncio.Future[BufferedReader]") -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
