@@ -117,6 +117,8 @@ class Bench:
         """Documents that are not even tried, with the reason: reading one can take an hour."""
         room = self.engine.info.max_context - QUESTION_TOKENS - self.work.answer_tokens
         why = f"the model's context has room for documents of {room} tokens"
+        if room <= 0:
+            why = "question and answer fill the model's context: ask for fewer tokens (--answer-tokens)"
         return {context: why for context in self.work.contexts if context > room}
 
     async def _one(self, part: _Part) -> str:

@@ -328,3 +328,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tm
     result = CliRunner().invoke(main, ["bench", "--out", str(tmp_path / "file" / "run.json")])
     assert result.exit_code != 0
     assert "Loading" not in result.output
+
+
+@pytest.mark.anyio
+async def test_answers_that_fill_the_context_are_said_to(tmp_path: Path) -> None:
+    bench = await measured(tmp_path, Work(contexts=(300,), users=(1,), repeats=1, answer_tokens=600))
+    assert not bench.rows
+    assert all("--answer-tokens" in part.why for part in bench.left_out)
