@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from service.cli.numbers import AMOUNT, MOST_TOKENS, Finite
 from service.cli.output import EXIT_FAILURE, EXIT_INTERRUPTED, err, expected_errors, json_option, print_json
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 def _numbers(_: Any, __: Any, value: str) -> tuple[int, ...]:
     parts = [part.strip() for part in value.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() and int(part) for part in parts):
-        raise click.BadParameter("whole numbers above 0 with commas between")
+    if not parts or not all(part.isascii() and part.isdigit() and 0 < int(part[:20]) <= MOST_TOKENS for part in parts):
+        raise click.BadParameter(f"whole numbers from 1 to {MOST_TOKENS:,} with commas between")
     return tuple(int(part) for part in parts)
 
 
@@ -45,13 +46,13 @@ def _writable(_: Any, __: Any, path: Path | None) -> Path | None:
 @click.option("--users", default="1,4,8", show_default=True, callback=_numbers, help="Who ask at once.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Of every figure.")
 @click.option("--answer-tokens", type=click.IntRange(8), default=24, show_default=True, help="Tokens of an answer.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=15.0, show_default=True, help="At most.")
-@click.option("--bandwidth", type=float, default=0.0, help="Of the memory in GB/s, in place of what is found.")
+@click.option("--minutes", type=Finite(0, min_open=True), default=15.0, show_default=True, help="At most.")
+@click.option("--bandwidth", type=AMOUNT, default=0.0, help="Of the memory in GB/s, in place of what is found.")
 @click.option("--card", default="", help="Its name in the table, where the driver does not say it (exl2 engine).")
 @click.option("--out", type=_FILE, callback=_writable, help="Write the run into this file.")
 @click.option("--svg", type=_FILE, callback=_writable, help="Draw a roofline plot into this file.")
 @click.option("--against", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An earlier run's file.")
-@click.option("--worse", type=float, default=0.2, show_default=True, help="Share by which a figure may be worse.")
+@click.option("--worse", type=Finite(0), default=0.2, show_default=True, help="Share by which a figure may be worse.")
 @json_option
 @expected_errors
 def bench(

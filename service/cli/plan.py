@@ -6,20 +6,21 @@ from typing import Any
 import click
 import msgspec
 
+from service.cli.numbers import AMOUNT, BITS, COUNT, FEW
 from service.cli.output import EXIT_FAILURE, expected_errors, json_option, print_json, retention_option
 
 _MODEL = (
-    ("--layers", int, "Layers of a model that is not here."),
-    ("--kv-heads", int, "Its heads of keys and values."),
-    ("--head-dim", int, "Width of one of its heads."),
-    ("--weights-gb", float, "Its weights in GB (10^9 bytes)."),
-    ("--params", float, "Its parameters in billions."),
-    ("--bits", float, "Bits of a weight; also for a model that is here, as if it were converted."),
-    ("--heads", int, "Its query heads; guessed if left out, as are the next four."),
-    ("--hidden", int, "Width of its states."),
-    ("--intermediate", int, "Width of its MLP."),
-    ("--vocab", int, "Tokens of its vocabulary."),
-    ("--max-context", int, "Positions it was trained for."),
+    ("--layers", FEW, "Layers of a model that is not here."),
+    ("--kv-heads", FEW, "Its heads of keys and values."),
+    ("--head-dim", FEW, "Width of one of its heads."),
+    ("--weights-gb", AMOUNT, "Its weights in GB (10^9 bytes)."),
+    ("--params", AMOUNT, "Its parameters in billions."),
+    ("--bits", BITS, "Bits of a weight; also for a model that is here, as if it were converted."),
+    ("--heads", FEW, "Its query heads; guessed if left out, as are the next four."),
+    ("--hidden", COUNT, "Width of its states."),
+    ("--intermediate", COUNT, "Width of its MLP."),
+    ("--vocab", COUNT, "Tokens of its vocabulary."),
+    ("--max-context", COUNT, "Positions it was trained for."),
 )
 
 
@@ -33,16 +34,16 @@ def _dimensions(command: Any) -> Any:
 @click.argument("model", required=False)
 @_dimensions
 @click.option("--card", default="", help="v100-16, t4, rtx-3090, h200, cpu, ...; the one that is here if left out.")
-@click.option("--memory-gb", type=float, default=0.0, help="Memory of the card in GiB, in place of the table's.")
-@click.option("--bandwidth", type=float, default=0.0, help="Of the card's memory in GB/s, in place of the table's.")
+@click.option("--memory-gb", type=AMOUNT, default=0.0, help="Memory of the card in GiB, in place of the table's.")
+@click.option("--bandwidth", type=AMOUNT, default=0.0, help="Of the card's memory in GB/s, in place of the table's.")
 @click.option("--context", type=click.IntRange(1), default=32_768, show_default=True, help="Tokens of a document.")
 @click.option("--kv-type", type=click.Choice(["fp16", "k8v8", "k8v4", "k4v4"]), help="The setting's if left out.")
-@click.option("--window", type=int, default=0, help="Tokens of a document's end that stay, in place of --retention.")
-@click.option("--summary", type=int, default=0, help="Tokens chosen of the rest that stay, with --window.")
+@click.option("--window", type=COUNT, default=0, help="Tokens of a document's end that stay, in place of --retention.")
+@click.option("--summary", type=COUNT, default=0, help="Tokens chosen of the rest that stay, with --window.")
 @click.option("--users", type=click.IntRange(1), default=1, show_default=True, help="Answers at once.")
 @click.option("--documents", type=click.IntRange(1), default=1, show_default=True, help="That they ask about.")
 @click.option("--draft-model", default="", help="A model beside it that guesses: a directory or a name.")
-@click.option("--disk", type=float, default=0.0, help="What the disk reads in GB/s.")
+@click.option("--disk", type=AMOUNT, default=0.0, help="What the disk reads in GB/s.")
 @retention_option
 @json_option
 @expected_errors
