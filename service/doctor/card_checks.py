@@ -1,5 +1,7 @@
 """Checks of NVIDIA cards: where the model runs, and what slows it down there."""
 
+from collections.abc import Iterator
+
 from service.doctor.context import Context
 from service.doctor.findings import Finding, together
 from service.engine.llama_engine.library import FOR_THE_CARD, INSTALL
@@ -107,25 +109,21 @@ def pcie(context: Context) -> Finding:
 
 def first_call(context: Context) -> Finding:
     """What makes a first call slow, so that timing it says nothing."""
-    say, cards, slowing = context.finding("first-call"), context.cards(), []
+    if slowing := list(_slow_first_calls(context)):
+        return together(slowing)
+    return context.finding("first-call").ok("no driver has to be loaded and no clock has to rise before the first call")
+
+
+def _slow_first_calls(context: Context) -> Iterator[Finding]:
+    say, cards = context.finding("first-call"), context.cards()
     if cards and cards[0].persistence is False:
-        slowing.append(
-            say.warn(
-                f"persistence mode of {cards[0].name} is off: its driver is unloaded when nobody uses the card",
-                "`nvidia-smi -pm 1` as root; and never time a first call: it pays for the driver, for clocks that rise "
-                "and for kernels that are loaded",
-            )
+        yield say.warn(
+            f"persistence mode of {cards[0].name} is off: its driver is unloaded when nobody uses the card",
+            "`nvidia-smi -pm 1` as root; and never time a first call: it pays for the driver, for clocks that rise and "
+            "for kernels that are loaded",
         )
     if slow := context.probes.governors() & {"powersave", "conservative"}:
-        slowing.append(
-            say.warn(
-                f"the processor's clock is chosen by {', '.join(sorted(slow))}: it rises after the first call, or "
-                "never",
-                "`cpupower frequency-set -g performance` (or schedutil) as root, and time the second call",
-            )
+        yield say.warn(
+            f"the processor's clock is chosen by {', '.join(sorted(slow))}: it rises after the first call, or never",
+            "`cpupower frequency-set -g performance` (or schedutil) as root, and time the second call",
         )
-    return (
-        together(slowing)
-        if slowing
-        else say.ok("no driver has to be loaded and no clock has to rise before the first call")
-    )
