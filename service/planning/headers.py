@@ -6,21 +6,17 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from cache_store.layout import GROUP
 from service.engine.exl2_engine.scratch import Shape
 from service.engine.index_heads import HEADS_NAME
 from service.engine.models.card import load_card
-from service.engine.models.errors import ArchitectureRefused, ModelError, ModelNotFound, SourceRefused
-from service.engine.models.gguf_parts import check_whole
+from service.engine.models.errors import ModelError, ModelNotFound, SourceRefused
 from service.engine.models.quantized import find_quantization, modules_of, n_elements
-from service.engine.models.support import CARD_TYPES, SUPPORTED_TYPES
 from service.engine.models.weights import GGUF_NAME, TensorSpan, tensor_spans
-from service.planning.model import FP16_BITS, ModelFacts, facts_of_spans
+from service.planning.gguf import read_gguf_facts
+from service.planning.model import ModelFacts, facts_of_spans
+from service.planning.refusals import check_width, problems_of
 
 _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
-_TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "lm_head.weight"}
 
 _KEPT = (
     "it is kept for llama.cpp, which takes the file as it is: this plan is for the plain weights that another engine "
@@ -31,13 +27,13 @@ _KEPT = (
 def read_model(path: Path) -> ModelFacts:
     """The facts of a model directory or a GGUF file. Raises ModelError in its kinds: what is missing or damaged."""
     if path.is_file() and path.suffix == ".gguf":
-        return _gguf(path)
+        return read_gguf_facts(path)
     if path.is_dir() and not (path / "config.json").is_file() and (files := sorted(path.glob("*.gguf"))):
-        return _gguf(_only(files, path))
+        return read_gguf_facts(_only(files, path))
     if (path / GGUF_NAME).is_file():
         allowed, heads, notes = _imported(path)
-        notes = (*notes, _KEPT)
-        return replace(_gguf(path / GGUF_NAME), name=path.name, allowed_kv=allowed, index_heads=heads, notes=notes)
+        facts = read_gguf_facts(path / GGUF_NAME)
+        return replace(facts, name=path.name, allowed_kv=allowed, index_heads=heads, notes=(*notes, _KEPT))
     if not path.is_dir():
         raise ModelNotFound(f"there is no model {path}: give a directory, a GGUF file, or dimensions")
     return _directory(path)
@@ -60,8 +56,8 @@ def _directory(path: Path) -> ModelFacts:
     if not spans:
         raise SourceRefused(f"{path} has no safetensors files, from whose headers sizes are read")
     shape = _shape(config, path)
-    problems, on_card = _problems(str(config.get("model_type", "")), quantized=quantization is not None)
-    _check_width(path, shape, problems)
+    problems, on_card = problems_of(str(config.get("model_type", "")), quantized=quantization is not None)
+    check_width(path, shape, problems)
     n_parameters = sum(n_elements(parts) for parts in modules_of(spans).values())
     tied = bool(config.get("tie_word_embeddings"))
     footprint, bits, stored, joined = facts_of_spans(spans, shape, n_parameters, tied=tied)
@@ -110,13 +106,6 @@ def _shape(config: dict[str, Any], path: Path) -> Shape:
     return shape
 
 
-def _check_width(path: Path, shape: Shape, problems: Sequence[str]) -> None:
-    """There is no layout of the KV of other heads, and without one no plan: so what else is wrong is told here."""
-    if shape.head_dim % GROUP:
-        width = f"its head dim {shape.head_dim} is not a multiple of {GROUP}"
-        raise ArchitectureRefused(f"{path.name} cannot be planned: {'; '.join((*problems, width))}")
-
-
 def _max_context(config: dict[str, Any]) -> int:
     """As `models.support.max_context`, of a plain dictionary, where RoPE may stand under its older name."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -144,86 +133,3 @@ def _imported(path: Path) -> tuple[tuple[str, ...] | None, bool, tuple[str, ...]
     except ModelError as error:
         return None, heads, (str(error),)
     return tuple(name for name, gate in card.kv_types.items() if gate.allowed), heads, ()
-
-
-def _problems(kind: str, *, quantized: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Why it is not served, and where it is, why not on a card."""
-    types = CARD_TYPES if quantized else SUPPORTED_TYPES
-    if kind not in types:
-        return (f"models of type {kind or 'unknown'} are not served, only {', '.join(types)}",), ()
-    if kind not in CARD_TYPES:
-        return (), (f"models of type {kind} are not served on a card, only {', '.join(CARD_TYPES)}",)
-    return (), ()
-
-
-def _gguf(path: Path) -> ModelFacts:
-    from gguf import GGUFReader
-
-    try:
-        reader: Any = GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OSError) as error:
-        raise SourceRefused(f"{path} cannot be read as a GGUF: {error}") from None
-    check_whole(path, reader)
-    name = _text(reader, "general.architecture")
-    heads = _number(reader, f"{name}.attention.head_count")
-    hidden = _number(reader, f"{name}.embedding_length")
-    width = _number(reader, f"{name}.attention.key_length", hidden // max(1, heads))
-    spans = [_gguf_span(path, tensor) for tensor in reader.tensors]
-    vocab = next((s.shape[0] for s in spans if s.name.endswith("embed_tokens.weight")), 0)
-    if not (heads and hidden and vocab):
-        raise SourceRefused(f"{path} does not say its sizes: it is not a language model's GGUF")
-    kv_heads = _number(reader, f"{name}.attention.head_count_kv", heads)
-    intermediate = _number(reader, f"{name}.feed_forward_length")
-    shape = Shape(hidden, intermediate, _number(reader, f"{name}.block_count"), heads, kv_heads, width, vocab)
-    problems, on_card = _problems(name, quantized=False)
-    _check_width(path, shape, problems)
-    n_parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    stored = sum(int(tensor.n_bytes) for tensor in reader.tensors)
-    footprint, _, _, _ = facts_of_spans(spans, shape, n_parameters, tied=True)
-    of_file = f"{8 * stored / max(1, n_parameters):.2f} bits"
-    return ModelFacts(
-        name=path.stem,
-        kind="gguf",
-        label=f"GGUF of {of_file}",
-        shape=shape,
-        footprint=footprint,
-        n_parameters=n_parameters,
-        stored_nbytes=stored,
-        max_context=_number(reader, f"{name}.context_length"),
-        bits=FP16_BITS,  # of the plain weights: those of the file are never on a card
-        joined_params=sum(int(t.n_elements) for t in reader.tensors if _is_joined_gguf(t.name)),
-        stored_itemsize=4,
-        problems=problems,
-        card_problems=on_card,
-        notes=(f"an import turns its {of_file} into plain weights: this plan is for them",),
-    )
-
-
-def _gguf_span(path: Path, tensor: Any) -> TensorSpan:
-    """As the FP16 tensor that an import makes of it on a card. GGUF names the fastest dimension first."""
-    shape = tuple(int(n) for n in reversed(tensor.shape))
-    name = str(tensor.name)
-    return TensorSpan(_TENSORS.get(name, name), "F16", shape, path, 0, 2 * int(tensor.n_elements))
-
-
-def _is_joined_gguf(name: str) -> bool:
-    return any(f".{part}." in name for part in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"))
-
-
-def _field(reader: Any, key: str) -> Any:
-    field = reader.get_field(key)
-    return None if field is None else field.contents()
-
-
-def _number(reader: Any, key: str, default: int = 0) -> int:
-    value = _field(reader, key)
-    if value is None:
-        return default
-    return int(np.max(value))  # of each layer, where they differ
-
-
-def _text(reader: Any, key: str) -> str:
-    value = _field(reader, key)
-    if not isinstance(value, str):
-        raise SourceRefused(f"the GGUF does not say its {key}")
-    return value
