@@ -86,7 +86,7 @@ def disk_speed(context: Context) -> Finding:
     say, plan, prefill = context.finding("disk-speed"), context.plan(), context.prefill_tok_s()
     if isinstance(plan, str) or prefill is None:
         return say.skip(plan if isinstance(plan, str) else "nothing is known of prefill")
-    directory = _existing(context.settings.data_dir)
+    directory = _existing(context.settings.store_dir)
     try:
         gbps = context.probes.read_gbps(directory)
     except OSError as error:
@@ -109,17 +109,22 @@ def disk_speed(context: Context) -> Finding:
 def disk_room(context: Context) -> Finding:
     """Whether snapshots can still be written."""
     say, settings = context.finding("disk-room"), context.settings
-    free = shutil.disk_usage(_existing(settings.data_dir)).free
+    free, place = min((shutil.disk_usage(place).free, place) for place in _disks(settings.data_dir, settings.store_dir))
     # No plan is needed to see that even the floor is not free, and making one may fail.
     plan = context.plan() if free >= settings.free_floor_bytes else ""
     one = 0 if isinstance(plan, str) else plan.snapshot_nbytes
     if free < settings.free_floor_bytes + one:
         return say.fail(
-            f"{free / GIB:.2f} GiB free; {settings.free_floor_bytes / GIB:.2f} stay free"
+            f"{free / GIB:.2f} GiB free in {place}; {settings.free_floor_bytes / GIB:.2f} stay free"
             f"{f', and a snapshot of this size takes {one / GIB:.2f}' if one else ''}",
             "free some disk, or `preread snapshots evict`",
         )
     return say.ok(f"{free / GIB:.1f} GiB free")
+
+
+def _disks(*paths: Path) -> list[Path]:
+    """One directory of each disk: the store may be mounted below the data directory."""
+    return list({place.stat().st_dev: place for place in map(_existing, paths)}.values())
 
 
 def _existing(path: Path) -> Path:

@@ -1,10 +1,13 @@
 """Faults of models, machine and Redis, planted as files, processes and settings."""
 
 import json
+import shutil
 import stat
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -193,6 +196,27 @@ def test_a_disk_without_room_is_found(tmp_path: Path) -> None:
     found = look("disk-room", tmp_path, Machine(), free_floor_bytes=1 << 60)
     assert found.status == "fail"
     assert look("disk-room", tmp_path, Machine()).status == "ok"
+
+
+def test_a_store_on_a_disk_of_its_own_is_the_one_that_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, asked = settings(tmp_path).store_dir, []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as mounted:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        store.symlink_to(mounted)
+        free = {store: GIB // 4, store.parent: 1 << 60}
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[path]))
+        found = look("disk-room", tmp_path, Machine(), free_floor_bytes=GIB)
+        assert found.status == "fail"
+        assert f"0.25 GiB free in {store}" in found.evidence
+        free[store.parent], free[store] = free[store], free[store.parent]
+        assert f"in {store.parent}" in look("disk-room", tmp_path, Machine(), free_floor_bytes=GIB).evidence
+        prefilled(tmp_path, 1000)
+        machine = Machine()
+        monkeypatch.setattr(machine, "read_gbps", lambda directory: asked.append(directory) or 2.0, raising=False)
+        assert look("disk-speed", tmp_path, machine, write_model(tmp_path / "m")).status == "ok"
+    assert asked == [store]
 
 
 def test_a_missing_tesseract_and_missing_languages_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
