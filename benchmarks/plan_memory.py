@@ -1,9 +1,10 @@
 """What `preread plan` says of an engine's memory on the processor, against what its process then takes at its peak.
 
-    python -m benchmarks.plan_memory [--model demo] [--tokens 3000] [--documents 2] [--users 2] [--write]
+    python -m benchmarks.plan_memory [--model demo] [--engine llamacpp] [--tokens 3000] [--documents 2] [--write]
 
 The engine runs in a process of its own, as a server starts it. It reads the documents, and all users ask at once. Its
-peak is the kernel's own figure (VmHWM). Ends with status 1 when the plan is off by more than 5 %.
+peak is the kernel's own figure (VmHWM). Ends with status 1 when the plan is off by more than 5 %, or
+10 % over llama.cpp.
 """
 
 import argparse
@@ -11,6 +12,8 @@ import asyncio
 import random
 import tempfile
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.bench_report import machine, print_json, table, write_section
 from cache_store.layout import KVType
@@ -22,17 +25,18 @@ from service.engine.remote.child import EngineProcess
 from service.planning.detect import this_processor
 from service.planning.headers import read_model
 from service.planning.plan import make_plan
-from service.planning.request import Wanted
+from service.planning.request import Wanted, layout_of
 
-LIMIT = 0.05
+LIMITS = {"torch": 0.05, "llamacpp": 0.1}
+"""llama.cpp's plan counts for one moment what comes in two."""
 QUESTION_TOKENS = 48
 ANSWER_TOKENS = 16
 START_S = 120.0
 
 
-def predicted(model_dir: Path, arguments: argparse.Namespace) -> tuple[int, str]:
-    """Bytes at the peak by the plan, and its lines."""
-    wanted = Wanted(
+def asked(arguments: argparse.Namespace) -> Wanted:
+    """The work, as a plan is told."""
+    return Wanted(
         context=arguments.tokens,
         kv_type=KVType(arguments.kv_type),
         users=arguments.users,
@@ -40,9 +44,24 @@ def predicted(model_dir: Path, arguments: argparse.Namespace) -> tuple[int, str]
         tail_tokens=QUESTION_TOKENS + ANSWER_TOKENS,
         resident_nbytes=0,
         compute=arguments.dtype,
+        by_llama=arguments.engine == "llamacpp",
     )
-    _, ledger = make_plan(read_model(model_dir), this_processor(1.0), wanted)
+
+
+def predicted(model_dir: Path, arguments: argparse.Namespace) -> tuple[int, str]:
+    """Bytes at the peak by the plan, and its lines."""
+    _, ledger = make_plan(read_model(model_dir), this_processor(1.0), asked(arguments))
     return ledger.announced_nbytes, ledger.table()
+
+
+def llama_sizes(model_dir: Path, arguments: argparse.Namespace) -> dict[str, int]:
+    """The llamacpp engine takes what documents and tails may have at the start: as much as the plan counts."""
+    if arguments.engine != "llamacpp":
+        return {}
+    wanted, layout = asked(arguments), layout_of(read_model(model_dir).shape, KVType(arguments.kv_type))
+    return {
+        "resident_budget_nbytes": wanted.room_tokens * layout.bytes_per_token, "tail_tokens": wanted.tail_tokens
+    }  # fmt: skip
 
 
 def peak_nbytes(pid: int) -> int:
@@ -66,29 +85,35 @@ async def ask(engine: EngineClient, i: int, document: int, n: int, ids: list[int
 
 
 async def measured(model_dir: Path, arguments: argparse.Namespace) -> int:
-    """Peak bytes of an engine that did what was planned."""
+    """Peak bytes of an engine that did what was planned: once with documents that it reads, once with those that it
+    finds on disk."""
     with tempfile.TemporaryDirectory(dir=arguments.directory) as store:
         config = EngineConfig(
-            store_dir=store, engine="torch", model_dir=str(model_dir), kv_type=arguments.kv_type,
+            store_dir=store, engine=arguments.engine, model_dir=str(model_dir), kv_type=arguments.kv_type,
             compute_dtype=arguments.dtype, max_batch=arguments.users, threads=arguments.threads,
         )  # fmt: skip
-        process = await EngineProcess.start(config)
-        try:
-            engine = await process.connect(START_S)
-            ids = [token_ids(arguments.tokens, seed) for seed in range(arguments.documents)]
-            for i, tokens in enumerate(ids):
-                events = [e async for e in engine.build(BuildRequest(f"b{i}", DocumentRef("o", str(i)), tokens))]
-                if not isinstance(events[-1], BuildDone):
-                    raise RuntimeError(f"the document was not read: {events[-1]}")
-            which = [i % arguments.documents for i in range(arguments.users)]
-            done = await asyncio.gather(
-                *(ask(engine, i, document, arguments.tokens, ids[document]) for i, document in enumerate(which))
-            )
-            if not all(done):
-                raise RuntimeError("a question was not answered")
-            return peak_nbytes(process.pid)
-        finally:
-            await process.stop(5.0)
+        config = msgspec.structs.replace(config, **llama_sizes(model_dir, arguments))
+        return max([await one_run(config, arguments) for _ in range(2)])
+
+
+async def one_run(config: EngineConfig, arguments: argparse.Namespace) -> int:
+    process = await EngineProcess.start(config)
+    try:
+        engine = await process.connect(START_S)
+        ids = [token_ids(arguments.tokens, seed) for seed in range(arguments.documents)]
+        for i, tokens in enumerate(ids):
+            events = [e async for e in engine.build(BuildRequest(f"b{i}", DocumentRef("o", str(i)), tokens))]
+            if not isinstance(events[-1], BuildDone):
+                raise RuntimeError(f"the document was not read: {events[-1]}")
+        which = [i % arguments.documents for i in range(arguments.users)]
+        done = await asyncio.gather(
+            *(ask(engine, i, document, arguments.tokens, ids[document]) for i, document in enumerate(which))
+        )
+        if not all(done):
+            raise RuntimeError("a question was not answered")
+        return peak_nbytes(process.pid)
+    finally:
+        await process.stop(5.0)
 
 
 def parse() -> argparse.Namespace:
@@ -99,6 +124,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--users", type=int, default=2)
     parser.add_argument("--kv-type", default="k8v4")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--engine", default="torch", choices=("torch", "llamacpp"))
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--directory", help="where snapshots are written")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
@@ -112,10 +138,11 @@ def main() -> None:
     model_dir = Settings(**({"model": arguments.model} if arguments.model else {})).model_dir
     expected, lines = predicted(model_dir, arguments)
     found = asyncio.run(measured(model_dir, arguments))
-    off = found / expected - 1
+    off, limit = found / expected - 1, LIMITS[arguments.engine]
     what = f"{arguments.documents} documents of {arguments.tokens:,} tokens, {arguments.users} users"
     sizes = (f"{found / 2**20:,.0f} MiB", f"{expected / 2**20:,.0f} MiB")
-    row = (f"{what}, {arguments.dtype}, {arguments.kv_type}", *sizes, f"{off:+.1%}", f"{LIMIT:.0%}")
+    how = "llama.cpp" if arguments.engine == "llamacpp" else arguments.dtype
+    row = (f"{what}, {how}, {arguments.kv_type}", *sizes, f"{off:+.1%}", f"{limit:.0%}")
     text = "\n".join(
         [
             "## Memory on a CPU, planned and taken (`benchmarks/plan_memory.py`)", "",
@@ -126,8 +153,8 @@ def main() -> None:
     print(lines, text, sep="\n\n")
     print_json(benchmark="plan_memory", measured_nbytes=found, planned_nbytes=expected, off=off)
     if arguments.write:
-        write_section(f"plan memory {arguments.dtype}", text)
-    if abs(off) > LIMIT:
+        write_section(f"plan memory {how}", text)
+    if abs(off) > limit:
         raise SystemExit(1)
 
 

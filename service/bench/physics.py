@@ -11,6 +11,7 @@ from service.planning.cards import Card
 from service.planning.detect import find_card
 from service.planning.headers import read_model
 from service.planning.ledgers import read_nbytes, step_nbytes
+from service.planning.llama import file_step_nbytes
 from service.planning.model import ModelFacts
 from service.planning.placing import computes_on_card
 from service.planning.request import Wanted, layout_of
@@ -67,14 +68,8 @@ def physics_of(settings: Settings, model_dir: Path, bandwidth_gbps: float = 0.0,
     physics = _physics(model, card, KVType(settings.kv_type), resolve_dtype(settings.compute_dtype))
     if settings.engine == "llamacpp":
         # both as they are stored, wherever it computes
-        return replace(physics, step_nbytes=_gguf_step_nbytes(model), row_nbytes=physics.stored_row_nbytes)
+        return replace(physics, step_nbytes=file_step_nbytes(model), row_nbytes=physics.stored_row_nbytes)
     return physics
-
-
-def _gguf_step_nbytes(model: ModelFacts) -> int:
-    """Of an embedding that is no head a step reads some rows only."""
-    rows = sum(model.footprint.embedding) // 2 if sum(model.footprint.head) else 0
-    return round(model.stored_nbytes * (1 - rows / model.n_parameters))
 
 
 def _physics(model: ModelFacts, card: Card, kv_type: KVType, compute: str) -> Physics:

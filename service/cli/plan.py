@@ -33,6 +33,7 @@ def _dimensions(command: Any) -> Any:
 @click.command()
 @click.argument("model", required=False)
 @_dimensions
+@click.option("--engine", type=click.Choice(["llamacpp"]), help="Plan for a GGUF as it lies, served by llama.cpp.")
 @click.option("--card", default="", help="v100-16, t4, rtx-3090, h200, cpu, ...; the one that is here if left out.")
 @click.option("--memory-gb", type=AMOUNT, default=0.0, help="Memory of the card in GiB, in place of the table's.")
 @click.option("--bandwidth", type=AMOUNT, default=0.0, help="Of the card's memory in GB/s, in place of the table's.")
@@ -77,6 +78,7 @@ def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
     from service.core.wishes import parse_wish
     from service.planning.detect import find_card
     from service.planning.model import requantized
+    from service.planning.placing import served_by_llama
     from service.planning.request import Wanted, kept_of
 
     settings = read_settings()
@@ -91,6 +93,7 @@ def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         users=options["users"],
         documents=options["documents"],
         reserve_nbytes=settings.gpu_reserve_bytes,
+        by_llama=options["engine"] == "llamacpp" or served_by_llama(settings, facts, card),
         guesses=settings.speculation != "off",
         resident_nbytes=0,
         compute=_compute(settings.compute_dtype),

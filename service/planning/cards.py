@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass, replace
 
 MIB = 1 << 20
+CONTEXT_NBYTES = 512 * MIB
+"""What CUDA's context takes of a card when a process makes one."""
 FIRST_EXL2 = (7, 0)
 FIRST_TRITON = (8, 0)
 FIRST_BF16 = (8, 0)

@@ -54,7 +54,10 @@ def read_gguf_facts(path: Path) -> ModelFacts:
         stored_itemsize=4,
         problems=problems,
         card_problems=on_card,
-        notes=(f"an import turns its {of_file} into plain weights: this plan is for them",),
+        notes=(
+            f"an import turns its {of_file} into plain weights: this plan is for them, with "
+            "--engine llamacpp it is for the file as it lies",
+        ),
     )
 
 

@@ -18,11 +18,6 @@ from service.planning.refusals import check_width, problems_of
 
 _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
 
-_KEPT = (
-    "it is kept for llama.cpp, which takes the file as it is: this plan is for the plain weights that another engine "
-    "would need of it, and that of the llamacpp engine is in the log of its start"
-)
-
 
 def read_model(path: Path) -> ModelFacts:
     """The facts of a model directory or a GGUF file. Raises ModelError in its kinds: what is missing or damaged."""
@@ -33,7 +28,7 @@ def read_model(path: Path) -> ModelFacts:
     if (path / GGUF_NAME).is_file():
         allowed, heads, notes = _imported(path)
         facts = read_gguf_facts(path / GGUF_NAME)
-        return replace(facts, name=path.name, allowed_kv=allowed, index_heads=heads, notes=(*notes, _KEPT))
+        return replace(facts, name=path.name, allowed_kv=allowed, index_heads=heads, notes=notes, kept=True)
     if not path.is_dir():
         raise ModelNotFound(f"there is no model {path}: give a directory, a GGUF file, or dimensions")
     return _directory(path)

@@ -9,30 +9,32 @@ from service.engine.exl2_engine.ledger import PORTABLE_NBYTES, Sizes, block_tabl
 from service.engine.ledger import ALONE, Beside, CardMemory, Ledger
 from service.engine.torch_engine.ledger import ITEMSIZE, HostSizes, HostWeights, document_layout_nbytes, host_ledger
 from service.engine.torch_engine.ledger import LIBRARIES as ON_PROCESSOR
-from service.planning.cards import FIRST_TRITON, Card
+from service.planning.cards import CONTEXT_NBYTES, FIRST_TRITON, Card
+from service.planning.llama import file_ledger
 from service.planning.model import ModelFacts
 from service.planning.request import INDEX_NBYTES, Wanted, layout_of
 
-CONTEXT_NBYTES = 512 << 20
-"""What CUDA's context takes of a card when a process makes one."""
 EXL2_ROPE_ROWS = 256
 EXL2_DQ_STEP = 128
 
 
 def plan_ledger(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
     """The lines of memory of this model as it would be served, with what is left for documents."""
+    if wanted.by_llama:
+        return file_ledger(model, card, wanted)
     return _on_processor(model, card, wanted) if card.is_cpu else _on_card(model, card, wanted)
 
 
 def read_nbytes(model: ModelFacts, card: Card, wanted: Wanted) -> int:
-    """Bytes of a document's token that a decode step reads: on a card as stored, else as the torch engine holds it."""
+    """Bytes of a document's token that a decode step reads: as stored, but as the torch engine holds it."""
     layout = layout_of(model.shape, wanted.kv_type)
-    return document_layout_nbytes(layout, ITEMSIZE[wanted.compute]) if card.is_cpu else layout.bytes_per_token
+    by_torch = card.is_cpu and not wanted.by_llama
+    return document_layout_nbytes(layout, ITEMSIZE[wanted.compute]) if by_torch else layout.bytes_per_token
 
 
 def step_nbytes(model: ModelFacts, card: Card, wanted: Wanted) -> int:
     """Bytes of weights that a decode step reads."""
-    if not card.is_cpu or model.kind == "dimensions":
+    if not card.is_cpu or wanted.by_llama or model.kind == "dimensions":
         return model.step_nbytes
     rows = sum(model.footprint.embedding) if sum(model.footprint.head) else 0  # of which a step needs some rows only
     return (model.n_parameters - rows // 2) * ITEMSIZE[wanted.compute]

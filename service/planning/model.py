@@ -20,7 +20,8 @@ class ModelFacts:
     `joined_params`: parameters of the matrices that the torch engine joins. `stored_itemsize`: bytes of a stored plain
     weight, 0 for quantized ones. `allowed_kv`: KV types that were measured and allowed, None where nothing was
     measured. `index_heads`: whether it can answer from windowed documents. `problems`: why it is not served, and
-    `card_problems`: why not on a card, where the exl2 engine computes fewer types.
+    `card_problems`: why not on a card, where the exl2 engine computes fewer types. `kept`: a GGUF that was imported for
+    llama.cpp alone.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelFacts:
     problems: tuple[str, ...] = ()
     card_problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    kept: bool = False
 
     @property
     def weights_nbytes(self) -> int:

@@ -1,5 +1,7 @@
-"""Where an engine computes, by its settings."""
+"""Which engine, and where it computes."""
 
+from service.planning.cards import FIRST_EXL2, Card
+from service.planning.model import ModelFacts
 from service.settings import Settings
 
 
@@ -8,3 +10,10 @@ def computes_on_card(settings: Settings, backends: list[str] | None) -> bool:
     if settings.engine == "llamacpp":
         return settings.offload != "none" and bool(backends)
     return settings.engine == "exl2"
+
+
+def served_by_llama(settings: Settings, model: ModelFacts, card: Card) -> bool:
+    """Whether the llamacpp engine is the one to plan for where nobody said which: it is the setting, the model was
+    imported for it alone, or the card is too old for the exl2 engine."""
+    too_old = card.capability is not None and card.capability < FIRST_EXL2
+    return settings.engine == "llamacpp" or model.kept or too_old

@@ -23,6 +23,7 @@ from service.planning.estimates import (
     restore,
 )
 from service.planning.ledgers import plan_ledger, read_nbytes, step_nbytes
+from service.planning.llama import as_file, file_notes, file_refusals
 from service.planning.model import ModelFacts
 from service.planning.request import Wanted, codes_nbytes, layout_of
 from service.planning.search import Setting, settings_that_fit
@@ -61,6 +62,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 def make_plan(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[Plan, Ledger]:
     """The plan, and its ledger. Nothing is loaded or allocated."""
+    if wanted.by_llama:
+        model = as_file(model)
     layout = layout_of(model.shape, wanted.kv_type)
     ledger = plan_ledger(model, card, wanted)
     row, step = read_nbytes(model, card, wanted), step_nbytes(model, card, wanted)
@@ -72,11 +75,11 @@ def make_plan(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[Plan, Ledg
     problems = [*_refusals(model, card, wanted), *_shortage(ledger, wanted)]
     plan = Plan(
         model=_model(model),
-        card=_card(card),
+        card=_card(card, wanted),
         wanted=_wanted(wanted),
         fits=not problems,
         problems=problems,
-        notes=[*model.notes, *_notes(model, card)],
+        notes=[*model.notes, *(file_notes(model, card, wanted, ledger) if wanted.by_llama else _notes(model, card))],
         ledger=_ledger(ledger),
         kv_bytes_per_token=KVSize(round(_codes(model, wanted.kv_type)), layout.bytes_per_token, row),
         weights_nbytes=model.weights_nbytes,
@@ -87,7 +90,7 @@ def make_plan(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[Plan, Ledg
         prefill=reads,
         restore=_restores(card, wanted, layout.bytes_per_token * wanted.rows, reads.seconds),
         settings=settings,
-        conversion=None if card.is_cpu else conversion_for(model, settings),
+        conversion=None if card.is_cpu or wanted.by_llama else conversion_for(model, settings),
     )
     return plan, ledger
 
@@ -99,25 +102,30 @@ def _codes(model: ModelFacts, kv_type: KVType) -> float:
 def _refusals(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
     """What no memory would change."""
     found = _not_served(model, card)
-    if wanted.draft is not None:
-        found += _draft_refusals(card, wanted.draft)
-    if card.capability is not None and card.capability < FIRST_EXL2:
-        found.append(
-            f"the exl2 engine needs sm_70 or newer, and {card.name} is of {card.architecture}: serve a GGUF by "
-            "llama.cpp (docs/llamacpp.md)"
-        )
-    if card.is_cpu and model.is_quantized:
-        found.append(f"{model.label} weights need an NVIDIA card: the torch engine reads plain ones only")
+    found += file_refusals(model, card, wanted) if wanted.by_llama else _engine_refusals(model, card, wanted)
     if model.allowed_kv is not None and wanted.kv_type != KVType.FP16 and wanted.kv_type not in model.allowed_kv:
         found.append(
             f"the KV type {wanted.kv_type} was not measured or is refused for this model; allowed are "
             f"{', '.join([KVType.FP16, *model.allowed_kv])}"
         )
     if 0 < model.max_context < wanted.context and not wanted.is_windowed:
+        instead = "is too long for it" if wanted.by_llama else "has to be windowed (--window, or --retention small)"
+        found.append(f"the model's context is {model.max_context:,} tokens: a document of {wanted.context:,} {instead}")
+    return found
+
+
+def _engine_refusals(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
+    """Of the torch engine, or of the exl2 engine."""
+    found = []
+    if wanted.draft is not None:
+        found += _draft_refusals(card, wanted.draft)
+    if card.capability is not None and card.capability < FIRST_EXL2:
         found.append(
-            f"the model's context is {model.max_context:,} tokens: a document of {wanted.context:,} has to be windowed "
-            "(--window, or --retention small)"
+            f"the exl2 engine needs sm_70 or newer, and {card.name} is of {card.architecture}: serve a GGUF by "
+            "llama.cpp (--engine llamacpp)"
         )
+    if card.is_cpu and model.is_quantized:
+        found.append(f"{model.label} weights need an NVIDIA card: the torch engine reads plain ones only")
     if wanted.is_windowed and not model.index_heads:
         found.append(f"windowed documents need index heads: run `preread models index-heads {model.name}`")
     return found
@@ -163,7 +171,7 @@ def _notes(model: ModelFacts, card: Card) -> list[str]:
 
 
 def _restores(card: Card, wanted: Wanted, nbytes: int, recompute_s: float) -> list[Restore]:
-    tiers = [] if card.is_cpu else [("host", card.host_gbps, False)]
+    tiers = [] if card.is_cpu or wanted.by_llama else [("host", card.host_gbps, False)]
     tiers.append(("disk", wanted.disk_gbps or DISK_GBPS, bool(wanted.disk_gbps)))
     tiers += [("redis", REDIS_GBPS, False), ("object", OBJECT_GBPS, False)]
     return [restore(tier, gbps, measured, nbytes, recompute_s) for tier, gbps, measured in tiers]
@@ -179,12 +187,13 @@ def _model(model: ModelFacts) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _card(card: Card) -> dict[str, Any]:
+def _card(card: Card, wanted: Wanted) -> dict[str, Any]:
+    kernels = "torch" if card.capability is None or card.capability < FIRST_TRITON else "triton"
     return {
         "name": card.name, "key": card.key, "memory_nbytes": card.memory_nbytes, "free_nbytes": card.free_nbytes,
         "bandwidth_gbps": card.bandwidth_gbps, "architecture": card.architecture, "dtypes": card.dtypes,
-        "engine": "torch" if card.is_cpu else "exl2",
-        "kernels": "torch" if card.capability is None or card.capability < FIRST_TRITON else "triton",
+        "engine": "llamacpp" if wanted.by_llama else "torch" if card.is_cpu else "exl2",
+        "kernels": "llama.cpp" if wanted.by_llama else kernels,
     }  # fmt: skip
 
 

@@ -20,7 +20,8 @@ INDEX_NBYTES = 512 << 20
 class Wanted:
     """`context`: tokens of a document; `users` ask at once, about `documents` different ones; `kept` None keeps whole
     documents. `tail_tokens`: of turns that a session comes to have. `disk_gbps`: 0 is not known.
-    `guesses`: whether steps have guessed tokens too. `draft`: a model that guesses, of which as many tokens are kept.
+    `by_llama`: the llamacpp engine serves it. `guesses`: whether steps have guessed tokens too. `draft`: a model that
+    guesses, of which as many tokens are kept.
     """
 
     context: int = 32_768
@@ -33,6 +34,7 @@ class Wanted:
     resident_nbytes: int = 2 * GIB
     compute: str = "float32"
     disk_gbps: float = 0.0
+    by_llama: bool = False
     guesses: bool = True
     draft: ModelFacts | None = None
 

@@ -10,6 +10,7 @@ from service.core.wishes import PRESETS, Kept
 from service.planning.cards import Card
 from service.planning.estimates import Reading, bandwidth_bound
 from service.planning.ledgers import plan_ledger, read_nbytes, step_nbytes
+from service.planning.llama import FILE_BITS
 from service.planning.model import ModelFacts, requantized
 from service.planning.request import Wanted
 
@@ -52,6 +53,9 @@ def settings_that_fit(model: ModelFacts, card: Card, wanted: Wanted) -> list[Set
 
 
 def _retentions(wanted: Wanted) -> Iterator[Kept | None]:
+    if wanted.by_llama:
+        yield None
+        return
     yield wanted.kept
     if wanted.kept is not None:
         own = wanted.kept.window_tokens
@@ -77,13 +81,14 @@ def _kv_types(model: ModelFacts) -> Sequence[KVType]:
 
 
 def _most_bits(model: ModelFacts, card: Card, wanted: Wanted) -> Iterator[Setting]:
-    candidates = [model] if not _can_choose_bits(model, card) else _by_bits(model)
+    candidates = [model] if not _can_choose_bits(model, card, wanted) else _by_bits(model, wanted)
     for candidate in candidates:
         ledger = plan_ledger(candidate, card, wanted)
         if ledger.pool_tokens < wanted.room_tokens:
             continue
         nbytes = Reading(step_nbytes(candidate, card, wanted), read_nbytes(candidate, card, wanted)).nbytes(wanted.rows)
-        spare = (ledger.pool_tokens - wanted.room_tokens) // ledger.block_tokens * ledger.block_nbytes
+        more = (ledger.pool_tokens - wanted.room_tokens) // ledger.block_tokens * ledger.block_nbytes
+        spare = more + max(0, -ledger.overdrawn_nbytes - ledger.nbytes("pool"))
         yield Setting(
             round(candidate.bits, 2), wanted.kv_type, _retention(wanted), wanted.rows, spare,
             bandwidth_bound(card.bandwidth_gbps, nbytes), wanted.reserve_nbytes,
@@ -91,14 +96,16 @@ def _most_bits(model: ModelFacts, card: Card, wanted: Wanted) -> Iterator[Settin
         return
 
 
-def _can_choose_bits(model: ModelFacts, card: Card) -> bool:
-    """A model that is quantized already is served as it is; on a processor weights are plain."""
-    return not card.is_cpu and model.kind not in ("exl2", "gptq")
+def _can_choose_bits(model: ModelFacts, card: Card, wanted: Wanted) -> bool:
+    """A model that is quantized already is served as it is, and there are other GGUF files of it; the torch engine's
+    weights are plain."""
+    return wanted.by_llama or (not card.is_cpu and model.kind not in ("exl2", "gptq"))
 
 
-def _by_bits(model: ModelFacts) -> Iterator[ModelFacts]:
+def _by_bits(model: ModelFacts, wanted: Wanted) -> Iterator[ModelFacts]:
     yield model
-    yield from (requantized(model, bits) for bits in BITS if bits < model.bits - 0.01)
+    offered = FILE_BITS.values() if wanted.by_llama else BITS
+    yield from (requantized(model, bits) for bits in offered if bits < model.bits - 0.01)
 
 
 def _retention(wanted: Wanted) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from cache_store.layout import KVLayout
 from service.engine.exl2_engine.scratch import Shape
 from service.engine.ledger import GIB, CardMemory, Ledger, Line, MemoryPlanRefused
-from service.engine.llama_engine.order import FILL_NBYTES
+from service.engine.llama_engine.sizes import FILL_NBYTES
 from service.engine.models.weights import GGUF_NAME
 from service.engine.torch_engine.ledger import free_swap, machine_memory
 

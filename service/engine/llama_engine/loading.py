@@ -14,8 +14,9 @@ from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine.context import LlamaContext
 from service.engine.llama_engine.ledger import announce
 from service.engine.llama_engine.library import FOR_THE_CARD, api, build, can_offload, features, lines, why
-from service.engine.llama_engine.places import COPIES, N_OWN
+from service.engine.llama_engine.places import COPIES
 from service.engine.llama_engine.runner import CHUNK_TOKENS, LlamaRunner, compute_dtype
+from service.engine.llama_engine.sizes import N_DOCUMENTS, N_OUTPUTS, N_OWN, N_ROWS
 from service.engine.llama_engine.state import StateFormat, StateMismatch, ggml_types
 from service.engine.llama_engine.threads import default_threads
 from service.engine.models.card import ModelCard, fingerprint
@@ -25,10 +26,6 @@ from service.engine.protocol import RunnerLimits
 
 Offload = Literal["auto", "all", "none"]
 
-N_DOCUMENTS = 32
-"""Documents in memory at a time: each is one of llama.cpp's sequences."""
-N_ROWS, N_OUTPUTS = 512, 128
-"""Rows that go through llama.cpp at once, and those of them that give logits."""
 STEP_TOKENS = {"host": 64, "gpu": CHUNK_TOKENS}
 """Tokens of a document computed at once: on a processor a whole chunk would hold up streams."""
 FLASH_ATTENTION = 1

@@ -18,13 +18,12 @@ import numpy as np
 
 from service.engine.llama_engine.context import DecodeFailed, LlamaContext
 from service.engine.llama_engine.places import GAPS, LEFT, RESERVED, Cells, LlamaDocument, LlamaTail
+from service.engine.llama_engine.sizes import FILL_NBYTES
 from service.engine.llama_engine.state import Bytes, KVRows, StateFormat
 
 FEW_CELLS = 1024
 """Cells that tails left are taken back when they are more than this, and more than those in use: attention passes them
 in every step, and tails are copied to take them back."""
-FILL_NBYTES = 64 << 20
-"""Cells are filled, and what is loaded of a document goes to them, by states of about this size."""
 
 
 class OrderedCells(Cells):

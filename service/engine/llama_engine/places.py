@@ -6,12 +6,12 @@ import numpy as np
 import numpy.typing as npt
 
 from service.engine.llama_engine.context import LlamaContext
+from service.engine.llama_engine.sizes import N_OWN
 from service.engine.llama_engine.state import Bytes, KVRows, StateFormat
 
-COPIES, GAPS, LEFT, RESERVED = range(4)
+COPIES, GAPS, LEFT, RESERVED = range(N_OWN)
 """Sequences by which parts of others are read and written, which has no cells of its own in between; of cells between
 documents; of those that tails have left; of those kept for documents that are being computed."""
-N_OWN = 4
 
 
 @dataclass(slots=True, eq=False)

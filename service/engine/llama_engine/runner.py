@@ -12,7 +12,8 @@ from cache_store.fingerprint import Fingerprint
 from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine.context import DeviceLost, LlamaContext
 from service.engine.llama_engine.order import OrderedCells
-from service.engine.llama_engine.places import N_OWN, LlamaDocument, LlamaTail
+from service.engine.llama_engine.places import LlamaDocument, LlamaTail
+from service.engine.llama_engine.sizes import N_OWN
 from service.engine.llama_engine.state import Bytes, StateFormat, StateMismatch
 from service.engine.protocol import Rows, RunnerLimits
 

@@ -20,11 +20,10 @@ from service.engine.exl2_engine import loading, loading_pair
 from service.engine.exl2_engine.graph_sizes import DRAFT_TOKENS
 from service.engine.models.errors import ArchitectureRefused, ModelNotFound, SourceRefused
 from service.planning import request
-from service.planning.cards import CARDS
+from service.planning.cards import CARDS, CONTEXT_NBYTES
 from service.planning.headers import read_model
-from service.planning.ledgers import CONTEXT_NBYTES, plan_ledger
+from service.planning.ledgers import plan_ledger
 from service.planning.request import Wanted
-from tests.service.engine.models.test_gguf import write_model
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 5120, "intermediate_size": 21504, "num_hidden_layers": 64,
@@ -240,16 +239,6 @@ def test_what_only_the_torch_engine_computes_is_not_said_to_fit_a_card(tmp_path:
     quantized = preread(olmo, "--card", "h200", "--bits", "4", exit_code=1).output
     assert "models of type olmo2 are not served on a card" in quantized
     assert "not served" not in preread(olmo, "--card", "cpu", exit_code=1).output
-
-
-def test_a_gguf_that_is_kept_for_llama_cpp_is_said_to_be_planned_for_another_engine(tmp_path: Path) -> None:
-    write_model(tmp_path / "kept.gguf")
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept.gguf").rename(tmp_path / "kept" / "model.gguf")
-    (tmp_path / "kept" / "config.json").write_text("{}")
-    model = read_model(tmp_path / "kept")
-    assert (model.name, model.kind) == ("kept", "gguf")
-    assert "llamacpp engine" in model.notes[-1]
 
 
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:

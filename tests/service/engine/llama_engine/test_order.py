@@ -11,8 +11,9 @@ import torch
 from cache_store.layout import KVLayout, KVType
 from service.engine.llama_engine import order
 from service.engine.llama_engine.context import DecodeFailed
-from service.engine.llama_engine.places import COPIES, N_OWN, LlamaTail
+from service.engine.llama_engine.places import COPIES, LlamaTail
 from service.engine.llama_engine.runner import LlamaRunner
+from service.engine.llama_engine.sizes import N_OWN
 from service.engine.llama_engine.state import Bytes, StateFormat
 from service.engine.protocol import Rows, RunnerLimits
 
