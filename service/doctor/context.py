@@ -15,7 +15,7 @@ from service.planning.headers import read_model
 from service.planning.model import ModelFacts
 from service.planning.nvidia import CardState
 from service.planning.placing import computes_on_card
-from service.planning.plan import Plan, make_plan
+from service.planning.plan import Plan, make_plan, not_computed
 from service.planning.request import Wanted
 from service.planning.visible import visible
 from service.settings import Settings
@@ -33,6 +33,8 @@ class Context:
     probes: Probes
     model_dir: Path
     _plan: Plan | str | None = field(default=None, init=False)
+    not_computed: list[str] = field(default_factory=list, init=False)
+    """Of the plan's problems those that no setting of its sizes changes."""
 
     @property
     def on_card(self) -> bool:
@@ -83,7 +85,9 @@ class Context:
             return str(error)
         if (card := self.card()) is None:
             return "there is no NVIDIA card"
-        return make_plan(model, card, replace(self._wanted(model), draft=draft))[0]
+        wanted = replace(self._wanted(model), draft=draft)
+        self.not_computed = not_computed(model, card, wanted)
+        return make_plan(model, card, wanted)[0]
 
     def _wanted(self, model: ModelFacts) -> Wanted:
         """With a context that was chosen all of it, else as much as is usual, or as the model has."""

@@ -1,22 +1,30 @@
 """Checks of the model: that it is there, how it was quantized, and that it fits."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from cache_store.layout import KVType
 from service.doctor.context import Context
 from service.doctor.findings import Finding
 from service.engine.ledger import GIB
 from service.engine.models.card import check_engine, check_kv_type, load_card
+from service.engine.models.configs import CONFIG_NAME
+from service.engine.models.decoder import read_decoder
 from service.engine.models.draft import check_draft
-from service.engine.models.errors import ModelError
-from service.engine.models.quantized import find_quantization
+from service.engine.models.errors import ModelError, ModelNotFound
+from service.engine.models.quantized import check_weights, find_quantization
 from service.engine.torch_engine.ledger import machine_memory
+from service.planning.headers import read_model
 
 _MODELS = "`preread models list` shows what there is; `preread models import` makes one"
 _SMALL_GROUP = 32
 _LARGEST_SHARE = 3
 """A draft model of more than a third of the model's parameters gains nothing."""
 _FAKE = "the fake engine has no model"
+_NO_CONTEXT_HELPS = (
+    "no context and no KV type helps: take the engine that computes it (PREREAD_ENGINE; exl2 needs an NVIDIA card), or "
+    "another model"
+)
 _SEEN_BACKENDS = ("cuda", "metal")
 """Those of llama.cpp whose memory is known here: of NVIDIA's cards, and Apple's, which is the machine's own."""
 
@@ -29,13 +37,24 @@ def model(context: Context) -> Finding:
     try:
         card = load_card(context.model_dir)
     except ModelError as error:
-        return say.fail(str(error), _MODELS)
+        return say.fail("; ".join([str(error), *_import_refusals(context.model_dir, error)]), _MODELS)
     if wrong := [
         *_refusal(check_engine, card, settings.engine),
         *_refusal(check_kv_type, card, KVType(settings.kv_type)),
     ]:
         return say.fail("; ".join(wrong), _MODELS)
     return say.ok(f"{card.name}: {card.architecture}, {card.quantization} weights, KV {settings.kv_type}")
+
+
+def _import_refusals(model_dir: Path, error: ModelError) -> list[str]:
+    """Why a directory that is not imported yet never will be."""
+    if not isinstance(error, ModelNotFound) or not (model_dir / CONFIG_NAME).is_file():
+        return []
+    try:
+        problems = list(read_model(model_dir).problems)
+    except ModelError as refused:
+        problems = [str(refused)]
+    return [f"an import refuses it: {problem}" for problem in problems]
 
 
 def _refusal(check: Callable[..., None], *arguments: object) -> list[str]:
@@ -81,6 +100,10 @@ def gptq(context: Context) -> Finding:
         return say.fail(str(error), "take an EXL2, GPTQ or plain copy: FP8 and others are not read")
     if found is None or found.method != "gptq":
         return say.skip("no GPTQ model")
+    try:
+        check_weights(context.model_dir, found, read_decoder(context.model_dir).num_hidden_layers)
+    except ModelError as error:
+        return say.fail(str(error), "take a whole copy in 4 bits, of the format gptq or gptq_v2, or an EXL2 one")
     size, order = found.settings.get("group_size"), bool(found.settings.get("desc_act"))
     wrong = [f"group_size is {size}"] if isinstance(size, int) and 0 < size <= _SMALL_GROUP else []
     wrong += ["desc_act is true"] if order else []
@@ -100,6 +123,8 @@ def cache_size(context: Context) -> Finding:
         return say.skip(plan)
     wanted, has = plan.wanted["context"], plan.ledger["document_tokens"]
     if plan.ledger["total_nbytes"] and not plan.fits:
+        if context.not_computed:
+            return say.fail("; ".join(plan.problems), _NO_CONTEXT_HELPS)
         best = plan.settings[0] if plan.settings else None
         instead = f"; KV {best.kv_type} with retention {best.retention} would fit" if best else ""
         return say.fail(

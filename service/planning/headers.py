@@ -1,20 +1,27 @@
 """Model files read for their headers only: directories of safetensors, and GGUF."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from service.engine.exl2_engine.scratch import Shape
 from service.engine.index_heads import HEADS_NAME
 from service.engine.models.card import load_card
+from service.engine.models.decoder import read_decoder
 from service.engine.models.errors import ModelError, ModelNotFound, SourceRefused
-from service.engine.models.quantized import find_quantization, modules_of, n_elements
-from service.engine.models.weights import GGUF_NAME, TensorSpan, tensor_spans
+from service.engine.models.quantized import (
+    check_parts,
+    check_plain,
+    find_quantization,
+    modules_of,
+    n_elements,
+    source_spans,
+)
+from service.engine.models.support import max_context
+from service.engine.models.weights import GGUF_NAME, TensorSpan
 from service.planning.gguf import read_gguf_facts
 from service.planning.model import ModelFacts, facts_of_spans
-from service.planning.refusals import check_width, problems_of
+from service.planning.refusals import check_width, directory_problems
 
 _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
 
@@ -45,17 +52,20 @@ def _only(files: Sequence[Path], directory: Path) -> Path:
 
 
 def _directory(path: Path) -> ModelFacts:
-    config = _config(path)
+    decoder = read_decoder(path)
     quantization = find_quantization(path)
-    spans = tensor_spans(path)
+    spans = source_spans(path, quantization)
     if not spans:
         raise SourceRefused(f"{path} has no safetensors files, from whose headers sizes are read")
-    shape = _shape(config, path)
-    problems, on_card = problems_of(str(config.get("model_type", "")), quantized=quantization is not None)
+    modules = modules_of(spans)
+    if quantization is None:
+        check_plain(path, modules)
+    check_parts(modules)
+    shape = Shape.of(vars(decoder))
+    problems, on_card = directory_problems(path, decoder, quantization, modules)
     check_width(path, shape, problems)
-    n_parameters = sum(n_elements(parts) for parts in modules_of(spans).values())
-    tied = bool(config.get("tie_word_embeddings"))
-    footprint, bits, stored, joined = facts_of_spans(spans, shape, n_parameters, tied=tied)
+    n_parameters = sum(map(n_elements, modules.values()))
+    footprint, bits, stored, joined = facts_of_spans(spans, shape, n_parameters, tied=decoder.tie_word_embeddings)
     kind = quantization.method if quantization else "plain"
     label = quantization.label if quantization else f"plain {_stored_dtype(spans)}"
     allowed, heads, notes = _imported(path)
@@ -67,7 +77,7 @@ def _directory(path: Path) -> ModelFacts:
         footprint=footprint,
         n_parameters=n_parameters,
         stored_nbytes=stored,
-        max_context=_max_context(config),
+        max_context=max_context(decoder),
         bits=bits,
         joined_params=joined,
         stored_itemsize=0 if quantization else _ITEMSIZE.get(_stored_dtype(spans), 2),
@@ -77,37 +87,6 @@ def _directory(path: Path) -> ModelFacts:
         card_problems=on_card,
         notes=notes,
     )
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((path / "config.json").read_bytes())
-    except FileNotFoundError:
-        raise SourceRefused(f"{path} has no config.json: it is not a model directory") from None
-    except ValueError as error:
-        raise SourceRefused(f"{path / 'config.json'} cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise SourceRefused(f"{path / 'config.json'} is not a JSON object")
-    return config
-
-
-def _shape(config: dict[str, Any], path: Path) -> Shape:
-    try:
-        shape = Shape.of(config)
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise SourceRefused(f"{path / 'config.json'} lacks a size that every decoder has: {error}") from None
-    if wrong := [size for size in astuple(shape) if not isinstance(size, int) or size < 1]:
-        raise SourceRefused(f"{path / 'config.json'} has no number of a size that every decoder has: {wrong[0]}")
-    return shape
-
-
-def _max_context(config: dict[str, Any]) -> int:
-    """As `models.support.max_context`, of a plain dictionary, where RoPE may stand under its older name."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    positions = int(config.get("max_position_embeddings") or 0)
-    if rope.get("rope_type", rope.get("type")) != "yarn":
-        return positions
-    return max(positions, int((rope.get("original_max_position_embeddings") or positions) * rope.get("factor", 1)))
 
 
 def _stored_dtype(spans: list[TensorSpan]) -> str:

@@ -99,10 +99,15 @@ def _codes(model: ModelFacts, kv_type: KVType) -> float:
     return (codes_nbytes(model.shape, kv_type.key_bits) + codes_nbytes(model.shape, kv_type.value_bits)) / 2
 
 
+def not_computed(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
+    """Why this engine computes neither these models nor others of their kind here, whatever they are asked for."""
+    refusals = file_refusals if wanted.by_llama else _engine_refusals
+    return [*_not_served(model, card), *refusals(model, card, wanted)]
+
+
 def _refusals(model: ModelFacts, card: Card, wanted: Wanted) -> list[str]:
     """What no memory would change."""
-    found = _not_served(model, card)
-    found += file_refusals(model, card, wanted) if wanted.by_llama else _engine_refusals(model, card, wanted)
+    found = not_computed(model, card, wanted)
     if model.allowed_kv is not None and wanted.kv_type != KVType.FP16 and wanted.kv_type not in model.allowed_kv:
         found.append(
             f"the KV type {wanted.kv_type} was not measured or is refused for this model; allowed are "

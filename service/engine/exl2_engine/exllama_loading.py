@@ -16,6 +16,7 @@ import torch
 
 from service.engine.exl2_engine.model import UnsupportedModel
 from service.engine.exl2_engine.spec import ModelSpec
+from service.engine.models.configs import read_config
 
 ROPE_ROWS = 256
 """Length of exllamav2's own RoPE tables, which nothing here uses."""
@@ -69,7 +70,7 @@ def check_sizes(spec: ModelSpec) -> None:
 @contextmanager
 def model_view(model_dir: Path, spec: ModelSpec) -> Iterator[Path]:
     """A directory with the model's tensors and the config that exllamav2 shall see."""
-    stored = json.loads((model_dir / "config.json").read_text("utf-8"))
+    stored = read_config(model_dir)
     with tempfile.TemporaryDirectory(prefix="preread-") as name:
         directory = Path(name)
         for path in sorted(model_dir.glob("*.safetensors")):

@@ -1,6 +1,5 @@
 """Makes a runner: memory planned, weights loaded, tails and pool allocated, decode steps captured, in that order."""
 
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from service.engine.exl2_engine.tails import Tails
 from service.engine.exl2_engine.warming import warm_up
 from service.engine.ledger import ALONE, Beside, CardMemory, Ledger
 from service.engine.models.card import ModelCard, check_engine, check_kv_type, load_card
+from service.engine.models.decoder import read_decoder
 from service.engine.models.errors import EngineRefused
 from service.engine.models.weights import tensor_spans
 
@@ -177,7 +177,7 @@ def plan(model_dir: Path, card: ModelCard, layout: KVLayout, options: Options, b
     """The memory plan of a model on the first card as it is now, with a draft model `beside` it. Raises
     MemoryPlanRefused."""
     sizes = sizes_of(model_dir, card, layout, options)
-    config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    config = vars(read_decoder(model_dir))
     torch.cuda.init()
     memory = CardMemory(*torch.cuda.mem_get_info(0))
     required = bool(options.max_context)
@@ -211,6 +211,6 @@ def sizes_of(model_dir: Path, card: ModelCard, layout: KVLayout, options: Option
 def dq_elements(model_dir: Path, card: ModelCard) -> int:
     """How many quantized weights exllamav2 should be able to turn to FP16 at once: any matrix of a layer, whose inputs
     it counts in steps of 128. Not the head, which would take a gigabyte and rarely has many rows."""
-    config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    config = vars(read_decoder(model_dir))
     widest = max(config["hidden_size"], config["intermediate_size"], card.n_heads * card.head_dim)
     return weights_footprint(tensor_spans(model_dir), share_head=True).largest_matrix + 128 * widest

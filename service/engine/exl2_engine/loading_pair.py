@@ -1,6 +1,5 @@
 """A model and its draft model on one card: one memory plan for both, the draft model loaded first."""
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from service.engine.exl2_engine.runner import Exl2Runner
 from service.engine.exl2_engine.scratch import Shape
 from service.engine.ledger import Beside, CardMemory
 from service.engine.models.card import check_engine, load_card
+from service.engine.models.decoder import read_decoder
 from service.engine.models.weights import tensor_spans
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def draft_beside(draft_dir: Path, options: Options) -> Beside:
     card = load_card(draft_dir)
     layout = card.layout(options.kv_type)
     sizes = replace(sizes_of(draft_dir, card, layout, options), reserve_nbytes=0, pool_nbytes=0)
-    config = json.loads((draft_dir / "config.json").read_text("utf-8"))
+    config = vars(read_decoder(draft_dir))
     footprint = weights_footprint(tensor_spans(draft_dir), share_head=sizes.share_head)
     own = ledger_of(Shape.of(config), footprint, layout, sizes, CardMemory(0, 0))
     return own.beside((LIBRARIES,), block_table_nbytes(layout))

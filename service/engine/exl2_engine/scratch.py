@@ -26,7 +26,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> "Shape":
-        """Of a `config.json`. Raises KeyError when a size is missing."""
+        """Of a `config.json` whose sizes were checked (`models.configs.read_config`)."""
         n_heads = config["num_attention_heads"]
         return cls(
             hidden=config["hidden_size"],

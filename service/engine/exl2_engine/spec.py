@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from service.engine.models.light_transformers import AutoConfig
+from service.engine.models.auto_config import stored_config
 from service.engine.models.rope import inv_freq
+from service.engine.models.source import read_by_others
 from service.engine.models.support import check_card_engine, head_dim
 
 
@@ -51,8 +52,12 @@ class ModelSpec:
 
 
 def read_spec(model_dir: Path) -> ModelSpec:
-    """The spec of a model directory. Raises ArchitectureRefused, naming the feature."""
-    return spec_of(AutoConfig.from_pretrained(str(model_dir), local_files_only=True))
+    """The spec of a model directory. Raises ArchitectureRefused, naming the feature, and SourceRefused, naming the file
+    and the key."""
+    config = stored_config(model_dir)
+    check_card_engine(config)
+    with read_by_others(model_dir):
+        return spec_of(config)
 
 
 def spec_of(config: Any) -> ModelSpec:

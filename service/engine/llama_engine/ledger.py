@@ -1,6 +1,5 @@
 """The memory plan of the llamacpp engine on a processor, made before anything is loaded: all of it is taken at once."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -8,6 +7,7 @@ from cache_store.layout import KVLayout
 from service.engine.exl2_engine.scratch import Shape
 from service.engine.ledger import GIB, CardMemory, Ledger, Line, MemoryPlanRefused
 from service.engine.llama_engine.sizes import FILL_NBYTES
+from service.engine.models.decoder import read_decoder
 from service.engine.models.weights import GGUF_NAME
 from service.engine.torch_engine.ledger import free_swap, machine_memory
 
@@ -52,7 +52,7 @@ def announce(
     model_dir: Path, layout: KVLayout, sizes: tuple[int, int], batch: tuple[int, int, int], max_context: int
 ) -> Ledger:
     """Say what the engine will take on this machine. Raises MemoryPlanRefused when that is not there."""
-    shape = Shape.of(json.loads((model_dir / "config.json").read_text("utf-8")))
+    shape = Shape.of(vars(read_decoder(model_dir)))
     nbytes = (model_dir / GGUF_NAME).stat().st_size
     ledger = llama_ledger(nbytes, shape, layout, sizes, batch, machine_memory(), max_context)
     check_fits(ledger, free_swap())

@@ -4,8 +4,6 @@ texts.
 
 from collections.abc import Callable
 
-from jinja2.exceptions import TemplateError
-
 from service.engine.models.errors import SourceRefused
 from service.engine.prompt import PromptParts
 
@@ -70,7 +68,7 @@ def _cut(render: Render, messages: list[Message], *markers: str, header: bool = 
     """
     try:
         text = render(messages, header)
-    except (TemplateError, TypeError, ValueError):
+    except Exception:  # a template is a program of the model's, and fails as programs do
         return None
     pieces: list[str] = []
     for marker in markers:

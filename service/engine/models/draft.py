@@ -3,7 +3,6 @@
 Only files are compared, before anything is loaded; nothing here imports torch.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from cache_store.layout import KVType
 from service.engine.models.card import ModelCard, check_engine, load_card
-from service.engine.models.errors import DraftRefused, EngineRefused, ModelDamaged, ModelError
+from service.engine.models.errors import DraftRefused, EngineRefused, ModelDamaged, ModelError, SourceRefused
+from service.engine.models.tokenizer_file import TOKENIZER_NAME, read_tokenizer
 
 ENGINES = ("torch", "exl2")
 """Those that compute guesses."""
@@ -61,13 +61,12 @@ def first_difference(model_dir: Path, draft_dir: Path) -> str:
 
 
 def _tokenizer(model_dir: Path) -> dict[str, Any]:
-    path = model_dir / "tokenizer.json"
     try:
-        found = json.loads(path.read_bytes())
-        found["model"]["vocab"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ModelDamaged(f"{path} cannot be read as a tokenizer: {error}: import the model again") from None
-    return found
+        return read_tokenizer(model_dir)
+    except FileNotFoundError:
+        raise ModelDamaged(f"{model_dir} has no {TOKENIZER_NAME}: import the model again") from None
+    except SourceRefused as error:
+        raise ModelDamaged(f"{error}: import the model again") from None
 
 
 def _pieces(tokenizer: dict[str, Any]) -> Sequence[str | None]:

@@ -2,23 +2,25 @@
 read.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
+from service.engine.models.auto_config import stored_config
+from service.engine.models.decoder import read_decoder
 from service.engine.models.errors import SourceRefused, TokenizerRefused
 from service.engine.models.light_transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedTokenizerBase,
 )
-from service.engine.models.quantized import Quantization
-from service.engine.models.source import Progress, Source, quiet_transformers
+from service.engine.models.quantized import Quantization, check_plain, modules_of, source_spans
+from service.engine.models.source import Progress, Source, quiet_transformers, read_by_others
 from service.engine.models.support import check_architecture, check_card_engine
+from service.engine.models.tokenizer_file import TOKENIZER_NAME, read_tokenizer
 
 
 def read_directory(path: Path, progress: Progress) -> Source:
@@ -27,14 +29,14 @@ def read_directory(path: Path, progress: Progress) -> Source:
     Raises SourceRefused, ArchitectureRefused, TokenizerRefused.
     """
     _check_files(path)
+    check_plain(path, modules_of(source_spans(path, None)))
     progress("reading", 0, 3)
     with quiet_transformers():
-        try:
-            config = AutoConfig.from_pretrained(str(path), local_files_only=True)
-            check_architecture(config)
-            progress("reading", 1, 3)
-            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-            progress("reading", 2, 3)
+        config = _config(path, check_architecture)
+        progress("reading", 1, 3)
+        tokenizer = _tokenizer(path)
+        progress("reading", 2, 3)
+        with read_by_others(path):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(path),
                 config=config,
@@ -43,8 +45,6 @@ def read_directory(path: Path, progress: Progress) -> Source:
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        except (ValueError, KeyError, RuntimeError, OSError, SafetensorError) as error:
-            raise SourceRefused(f"{path} cannot be read as a model: {error}") from error
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
         raise SourceRefused(f"{path} lacks {len(missing)} tensors of its architecture, such as {missing[0]}")
@@ -67,14 +67,11 @@ def read_quantized(path: Path, quantization: Quantization, progress: Progress) -
     _check_files(path)
     progress("reading", 0, 2)
     with quiet_transformers():
-        try:
-            config = AutoConfig.from_pretrained(str(path), local_files_only=True)
-            check_card_engine(config)
-            progress("reading", 1, 2)
-            tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        config = _config(path, check_card_engine)
+        progress("reading", 1, 2)
+        tokenizer = _tokenizer(path)
+        with read_by_others(path):
             generation = (path / "generation_config.json").is_file() and GenerationConfig.from_pretrained(str(path))
-        except (ValueError, KeyError, RuntimeError, OSError) as error:
-            raise SourceRefused(f"{path} cannot be read as a model: {error}") from error
     progress("reading", 2, 2)
     return Source(
         label=path.name,
@@ -97,10 +94,25 @@ def _check_files(path: Path) -> None:
         raise SourceRefused(f"{path} has no safetensors weights: {why}")
 
 
+def _config(path: Path, check: Callable[[Any], None]) -> Any:
+    """transformers' config. What a plan refuses of the same directory is refused first, in the same words."""
+    check(read_decoder(path))
+    config = stored_config(path)
+    check(config)
+    return config
+
+
+def _tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    if (path / TOKENIZER_NAME).is_file() and "added_tokens" not in read_tokenizer(path):
+        raise SourceRefused(f"{path / TOKENIZER_NAME} cannot be read as a tokenizer: it has no added_tokens")
+    with read_by_others(path):
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+
+
 def _tokenizer_json(path: Path, tokenizer: PreTrainedTokenizerBase) -> bytes:
     """The file as it is where there is one: writing it anew could change what it does."""
-    if (path / "tokenizer.json").is_file():
-        return (path / "tokenizer.json").read_bytes()
+    if (path / TOKENIZER_NAME).is_file():
+        return (path / TOKENIZER_NAME).read_bytes()
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerRefused(f"{path} has no tokenizer.json, and its tokenizer cannot be converted to one")

@@ -6,7 +6,6 @@ EXL2 or GPTQ directory, its weights kept as they are  ->  <models_dir>/<name>/
 GGUF file for the llamacpp engine, kept as it is      ->  <models_dir>/<name>/
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from service.engine.models.card import (
     save_card,
 )
 from service.engine.models.chat import plain_parts, split_template
+from service.engine.models.configs import read_config, shown
 from service.engine.models.errors import ModelDamaged, SourceRefused, TokenizerRefused
 from service.engine.models.gates import gate_again, gate_if_possible
 from service.engine.models.heads import FindHeads, heads_if_possible
@@ -150,8 +150,7 @@ def _card(
     model: Source, directory: Path, *, name: str, label: str, parts: PromptParts, progress: Progress
 ) -> ModelCard:
     config = model.config
-    tokenizer = Tokenizer.load(directory)
-    check_tokenizer(tokenizer)
+    tokenizer = _checked_tokenizer(directory, label)
     return ModelCard(
         format_version=CARD_VERSION,
         name=name,
@@ -182,17 +181,13 @@ def _card(
 def check_readable(directory: Path, prompt: PromptParts | None) -> None:
     """Look at all of a Hugging Face directory that an import looks at, but for the weights. `prompt`: as `import_model`
     has it. Raises SourceRefused, ArchitectureRefused, TokenizerRefused, as the import would."""
-    try:
-        tokenizer = Tokenizer.load(directory)
-    except ValueError as error:
-        raise SourceRefused(str(error)) from error
-    check_tokenizer(tokenizer)
+    tokenizer = _checked_tokenizer(directory, str(directory))
     model = huggingface.read_quantized(directory.absolute(), Quantization("exl2", {}), silent)
     _eos_ids(model, tokenizer, prompt or _prompt(model, DEFAULT_SYSTEM_TEXT))
 
 
 def _stored_config_digest(directory: Path) -> str:
-    return config_digest(json.loads((directory / "config.json").read_bytes()))
+    return config_digest(read_config(directory))
 
 
 def _prompt(model: Source, system_text: str) -> PromptParts:
@@ -206,6 +201,16 @@ def _prompt(model: Source, system_text: str) -> PromptParts:
         return str(text)
 
     return split_template(render, system_text)
+
+
+def _checked_tokenizer(directory: Path, label: str) -> Tokenizer:
+    """Raises SourceRefused, naming the source by its `label`, and TokenizerRefused."""
+    try:
+        tokenizer = Tokenizer.load(directory)
+    except ValueError as error:
+        raise SourceRefused(f"the tokenizer.json of {label} cannot be read as a tokenizer: {error}") from error
+    check_tokenizer(tokenizer)
+    return tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer) -> None:
@@ -223,7 +228,10 @@ def check_tokenizer(tokenizer: Tokenizer) -> None:
 def _eos_ids(model: Source, tokenizer: Tokenizer, parts: PromptParts) -> list[int]:
     """The ids that end an answer: what the generation config says, and the control token that ends a turn."""
     named = getattr(model.generation_config, "eos_token_id", None) or model.config.eos_token_id
-    ids = set(named if isinstance(named, list) else [] if named is None else [named])
+    listed = named if isinstance(named, list) else [] if named is None else [named]
+    if odd := [one for one in listed if type(one) is not int]:
+        raise SourceRefused(f"the config of {model.label} names {shown(odd[0])} as a token that ends an answer: no id")
+    ids = set(listed)
     ids |= set(tokenizer.encode_template(parts.turn_end)[:1]) & tokenizer.control_ids
     if not ids:
         raise SourceRefused("neither the config nor the chat template says which token ends an answer")

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.engine.models.light_transformers import AutoConfig, AutoModelForCausalLM, no_compiler
+from service.engine.models.auto_config import stored_config
+from service.engine.models.light_transformers import AutoModelForCausalLM, no_compiler
 
 
 def inv_freq(config: Any) -> tuple[Tensor, float]:
@@ -25,7 +26,7 @@ def inv_freq(config: Any) -> tuple[Tensor, float]:
 
 def stored_inv_freq(model_dir: Path) -> tuple[Tensor, float]:
     """`inv_freq` of a model directory."""
-    return inv_freq(AutoConfig.from_pretrained(str(model_dir), local_files_only=True))
+    return inv_freq(stored_config(model_dir))
 
 
 def rope_digest(config: Any) -> str:
@@ -37,4 +38,4 @@ def rope_digest(config: Any) -> str:
 
 def stored_rope_digest(model_dir: Path) -> str:
     """`rope_digest` of a model directory."""
-    return rope_digest(AutoConfig.from_pretrained(str(model_dir), local_files_only=True))
+    return rope_digest(stored_config(model_dir))

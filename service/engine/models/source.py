@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from service.engine.models.errors import ModelError, SourceRefused
 from service.engine.models.light_transformers import PreTrainedTokenizerBase, logging, no_compiler
 from service.engine.models.quantized import Quantization
 
@@ -67,3 +68,18 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def read_by_others(path: Path) -> Iterator[None]:
+    """What transformers and tokenizers raise for a file of `path` becomes SourceRefused."""
+    try:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # of any kind: they believe what they read, and tokenizers raises bare Exception
+        known = isinstance(error, (ValueError, OSError, RuntimeError))
+        told = " ".join(str(error).split())
+        raise SourceRefused(
+            f"{path} cannot be read as a model: {told if known and told else f'{type(error).__name__}: {told}'}"
+        ) from error

@@ -2,7 +2,7 @@
 along.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cache_store.layout import GROUP
@@ -36,24 +36,48 @@ def check_architecture(config: Any) -> None:
     A KV cache keeps keys after RoPE at fixed positions; a window, capped scores, a state beside the cache or
     a RoPE that changes with the length would make a restored snapshot answer wrongly without any error.
     """
-    _refuse(config, SUPPORTED_TYPES, (_quantized, *_FEATURES))
+    _refuse(architecture_problems(config))
 
 
 def check_card_engine(config: Any) -> None:
     """`check_architecture` for the exl2 engine, which computes fewer types but reads EXL2 and GPTQ weights (those are
     checked by `quantized.check_weights`)."""
-    _refuse(config, CARD_TYPES, (*_FEATURES, _activation, _partial_rope))
+    _refuse(card_problems(config))
 
 
-def _refuse(config: Any, types: tuple[str, ...], features: tuple[Callable[[Any], str | None], ...]) -> None:
-    kind = config.model_type
+def architecture_problems(config: Any) -> list[str]:
+    """All that `check_architecture` would refuse. `config` may be `decoder.read_decoder`'s too."""
+    return list(_problems(config, SUPPORTED_TYPES, (_quantized, *_FEATURES)))
+
+
+def card_problems(config: Any) -> list[str]:
+    """All that `check_card_engine` would refuse."""
+    return list(_problems(config, CARD_TYPES, (*_FEATURES, _activation, _partial_rope)))
+
+
+def check_type(kind: str, types: tuple[str, ...]) -> None:
+    """Raises ArchitectureRefused for a type that is not one of `types`."""
     if kind not in types:
         why = next((f" ({why})" for why, kinds in _WHY_NOT.items() if kind in kinds), "")
         where = " on the exl2 engine" if kind in SUPPORTED_TYPES else ""
         raise ArchitectureRefused(f"models of type {kind} are not supported{where}{why}, only {', '.join(types)}")
+
+
+def _problems(config: Any, types: tuple[str, ...], features: tuple[Callable[[Any], str | None], ...]) -> Iterator[str]:
+    """Of a type that is not computed nothing else is known."""
+    try:
+        check_type(config.model_type, types)
+    except ArchitectureRefused as error:
+        yield str(error)
+        return
     for feature in features:
         if reason := feature(config):
-            raise ArchitectureRefused(f"this {kind} model is not supported: {reason}")
+            yield f"this {config.model_type} model is not supported: {reason}"
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ArchitectureRefused(problems[0])
 
 
 def head_dim(config: Any) -> int:
@@ -108,8 +132,9 @@ def _capped(config: Any) -> str | None:
 def _rope(config: Any) -> str | None:
     rope = config.rope_parameters
     kind = rope.get("rope_type") if isinstance(rope, dict) else None
-    if kind not in SUPPORTED_ROPE:
-        return f"its RoPE type is {kind}, supported are {', '.join(SUPPORTED_ROPE)}"
+    supported = SUPPORTED_ROPE if config.model_type != "phi3" else SUPPORTED_ROPE[:1]
+    if kind not in supported:
+        return f"its RoPE type is {kind}, supported are {', '.join(supported)}"
     return "its RoPE is multimodal (MRoPE)" if rope.get("mrope_section") else None
 
 

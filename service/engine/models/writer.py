@@ -33,10 +33,11 @@ def keep_model(source: Source, quantization: Quantization, directory: Path, prog
     """Put a model with quantized weights into a directory as `write_model` does, the weights as they are. Gives the
     number of parameters. Raises SourceRefused for weights that exllamav2 does not read."""
     progress("writing", 0, 1)
+    n_parameters = check_weights(source.directory, quantization, source.config.num_hidden_layers)
     keep_files(source.directory, quantization, directory)
     write_texts(source, directory)
     progress("writing", 1, 1)
-    return check_weights(directory, quantization, source.config.num_hidden_layers)
+    return n_parameters
 
 
 def write_texts(source: Source, directory: Path) -> None:

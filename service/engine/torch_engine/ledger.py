@@ -3,7 +3,6 @@
 Nothing here imports torch. Each line names what it counts, so that one that is off can be traced.
 """
 
-import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from cache_store.layout import KVLayout, KVType
 from service.engine.exl2_engine.scratch import Shape
 from service.engine.ledger import ALONE, GIB, Beside, CardMemory, Ledger, Line, MemoryPlanRefused
 from service.engine.models.card import ModelCard, load_card
+from service.engine.models.decoder import read_decoder
 from service.engine.models.draft import draft_kv_type
 from service.engine.models.weights import TensorSpan, tensor_spans
 
@@ -162,7 +162,7 @@ def imported_ledger(
     model_dir: Path, card: ModelCard, dtype: str, kv_type: str, sizes: HostSizes, beside: Beside = ALONE
 ) -> Ledger:
     """The same plan, whether or not it fits."""
-    config = json.loads((model_dir / "config.json").read_text("utf-8"))
+    config = vars(read_decoder(model_dir))
     spans = tensor_spans(model_dir)
     weights = HostWeights(card.n_parameters, joined_parameters(spans), ITEMSIZE.get(card.dtype, 2), ITEMSIZE[dtype])
     return host_ledger(weights, Shape.of(config), card.layout(KVType(kv_type)), sizes, machine_memory(), beside)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +93,27 @@ class Machine:
 
 
 def write_model(directory: Path, dtype: str = "F16", **changes: Any) -> Path:
-    """A directory with a config and the header of one plain weight, without what an import adds."""
+    """A directory with a config and the header of one plain weight, without what an import adds. Where its config says
+    that it is a GPTQ model, its layers are there too."""
     directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG | changes))
-    nbytes = 1000 * 512 * 2
-    header = {"model.embed_tokens.weight": {"dtype": dtype, "shape": [1000, 512], "data_offsets": [0, nbytes]}}
+    config = CONFIG | changes
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {"model.embed_tokens.weight": (dtype, 2, [1000, 512])}
+    if (config.get("quantization_config") or {}).get("quant_method") == "gptq":
+        for layer in range(config["num_hidden_layers"]):
+            tensors |= _gptq(f"model.layers.{layer}.self_attn.o_proj") | _gptq(f"model.layers.{layer}.mlp.down_proj")
+    header, end = {}, 0
+    for name, (kind, itemsize, shape) in tensors.items():
+        first, end = end, end + itemsize * prod(shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [first, end]}
     encoded = json.dumps(header).encode()
-    (directory / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(nbytes))
+    (directory / "model.safetensors").write_bytes(len(encoded).to_bytes(8, "little") + encoded + bytes(end))
     return directory
+
+
+def _gptq(name: str) -> dict[str, tuple[str, int, list[int]]]:
+    parts = {"qweight": ("I32", 4, [64, 512]), "qzeros": ("I32", 4, [4, 64]), "scales": ("F16", 2, [4, 512])}
+    return {f"{name}.{part}": tensor for part, tensor in parts.items()}
 
 
 def settings(tmp_path: Path, **changes: Any) -> Settings:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from service.engine.index_heads import HEADS_NAME
 from service.engine.models.card import CARD_NAME, KVGate, ModelCard, load_card
+from service.engine.models.configs import read_config
 from service.engine.models.convert import needs, work
 from service.engine.models.convert.calibration import (
     Calibration,
@@ -165,7 +166,7 @@ def _finish(work_dir: Path, request: Request) -> None:
         kept = path.is_file() and not path.name.endswith(_NOT_KEPT) and path.stat().st_size <= _LARGEST_KEPT
         if kept and path.name not in (CARD_NAME, HEADS_NAME, CONVERSION_NAME, "config.json"):
             shutil.copyfile(path, target / path.name)
-    config = json.loads((source / "config.json").read_bytes())
+    config = read_config(source)
     # the head is quantized, the embedding is not: they are one matrix no longer
     config |= {"tie_word_embeddings": False, "quantization_config": _quantization(request)}
     temporary = target / ".config.json"

@@ -13,8 +13,8 @@ from service.engine.exl2_engine.exllama_loading import check_sizes
 from service.engine.exl2_engine.spec import ModelSpec, read_spec
 from service.engine.models.convert.request import Request
 from service.engine.models.errors import EngineRefused, SourceRefused
-from service.engine.models.quantized import find_quantization
-from service.engine.models.weights import TensorSpan, tensor_spans
+from service.engine.models.quantized import check_plain, find_quantization, modules_of, source_spans
+from service.engine.models.weights import TensorSpan
 from service.engine.torch_engine.ledger import machine_memory
 
 GIB = 1 << 30
@@ -52,10 +52,8 @@ def check_source(source: Path) -> ModelSpec:
         raise SourceRefused(f"{source} has no safetensors files: the converter reads no others")
     if not (source / "tokenizer.json").is_file():
         raise SourceRefused(f"{source} has no tokenizer.json: import it first, and convert what that makes")
-    try:
-        spec = read_spec(source)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceRefused(f"the config of {source} cannot be read: {error}") from error
+    spec = read_spec(source)
+    check_plain(source, modules_of(source_spans(source, None)))
     check_sizes(spec)
     return spec
 
@@ -94,7 +92,7 @@ def needs(spec: ModelSpec, source: Path, request: Request) -> Needs:
     inputs' Hessian (`AdaptiveGPTQ.quantize`; a head of more than 10^9 weights has no such inverse). In memory the
     states of all rows, before and after a layer.
     """
-    matrices = [span for span in tensor_spans(source) if len(span.shape) == 2]
+    matrices = [span for span in source_spans(source, None) if len(span.shape) == 2]
     states = 2 * prod((request.rows.rows, request.rows.row_tokens, spec.hidden_size))
     made = converted_nbytes(spec, matrices, request)
     return Needs(

@@ -187,7 +187,7 @@ def test_a_name_is_taken_until_replacing_is_allowed(source: Path, tmp_path: Path
         (lambda d: (d / "config.json").write_text("{"), SourceRefused, "cannot be read"),
         (lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"), SourceRefused, "pickled"),
         (lambda d: (d / "model.safetensors").unlink(), SourceRefused, "no weights"),
-        (lambda d: (d / "model.safetensors").write_bytes(b"junk"), SourceRefused, "cannot be read"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"junk"), SourceRefused, "not a safetensors file"),
         (edit("config.json", '"model_type": "llama"', '"model_type": "gpt2"'), ArchitectureRefused, "gpt2"),
         (edit("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3'), SourceRefused, "lacks 9"),
         (
