@@ -1,13 +1,12 @@
 """Facts of a GGUF file, read for its header only."""
 
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from service.engine.exl2_engine.scratch import Shape
-from service.engine.models.errors import SourceRefused
+from service.engine.models.gguf_header import Tensor, read_header
 from service.engine.models.gguf_parts import check_whole
+from service.engine.models.gguf_sizes import sizes_of
+from service.engine.models.gguf_support import reasons_against
 from service.engine.models.weights import TensorSpan
 from service.planning.model import FP16_BITS, ModelFacts, facts_of_spans
 from service.planning.refusals import check_width, problems_of
@@ -16,28 +15,19 @@ _TENSORS = {"token_embd.weight": "model.embed_tokens.weight", "output.weight": "
 
 
 def read_gguf_facts(path: Path) -> ModelFacts:
-    from gguf import GGUFReader
-
-    try:
-        reader: Any = GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OSError) as error:
-        raise SourceRefused(f"{path} cannot be read as a GGUF: {error}") from None
-    check_whole(path, reader)
-    name = _text(reader, "general.architecture")
-    heads = _number(reader, f"{name}.attention.head_count")
-    hidden = _number(reader, f"{name}.embedding_length")
-    width = _number(reader, f"{name}.attention.key_length", hidden // max(1, heads))
-    spans = [_gguf_span(path, tensor) for tensor in reader.tensors]
-    vocab = next((s.shape[0] for s in spans if s.name.endswith("embed_tokens.weight")), 0)
-    if not (heads and hidden and vocab):
-        raise SourceRefused(f"{path} does not say its sizes: it is not a language model's GGUF")
-    kv_heads = _number(reader, f"{name}.attention.head_count_kv", heads)
-    intermediate = _number(reader, f"{name}.feed_forward_length")
-    shape = Shape(hidden, intermediate, _number(reader, f"{name}.block_count"), heads, kv_heads, width, vocab)
-    problems, on_card = problems_of(name, quantized=False)
+    """Raises SourceRefused, and ArchitectureRefused for heads that no KV layout has."""
+    header = read_header(path)
+    check_whole(path, header)
+    sizes = sizes_of(header)
+    shape = Shape(
+        sizes.hidden, sizes.intermediate, sizes.n_layers, sizes.n_heads, sizes.n_kv_heads, sizes.head_dim, sizes.vocab
+    )
+    problems = reasons_against(header, sizes)
+    _, on_card = problems_of(sizes.arch, quantized=False)
     check_width(path, shape, problems)
-    n_parameters = sum(int(tensor.n_elements) for tensor in reader.tensors)
-    stored = sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    tensors, n_parameters = header.tensors.values(), header.n_parameters
+    stored = sum(tensor.nbytes for tensor in tensors)
+    spans = [_gguf_span(path, tensor) for tensor in tensors]
     footprint, _, _, _ = facts_of_spans(spans, shape, n_parameters, tied=True)
     of_file = f"{8 * stored / max(1, n_parameters):.2f} bits"
     return ModelFacts(
@@ -48,9 +38,9 @@ def read_gguf_facts(path: Path) -> ModelFacts:
         footprint=footprint,
         n_parameters=n_parameters,
         stored_nbytes=stored,
-        max_context=_number(reader, f"{name}.context_length"),
+        max_context=sizes.max_context,
         bits=FP16_BITS,  # of the plain weights: those of the file are never on a card
-        joined_params=sum(int(t.n_elements) for t in reader.tensors if _is_joined_gguf(t.name)),
+        joined_params=sum(tensor.n_elements for tensor in tensors if _is_joined_gguf(tensor.name)),
         stored_itemsize=4,
         problems=problems,
         card_problems=on_card,
@@ -61,31 +51,11 @@ def read_gguf_facts(path: Path) -> ModelFacts:
     )
 
 
-def _gguf_span(path: Path, tensor: Any) -> TensorSpan:
-    """As the FP16 tensor that an import makes of it on a card. GGUF names the fastest dimension first."""
-    shape = tuple(int(n) for n in reversed(tensor.shape))
-    name = str(tensor.name)
-    return TensorSpan(_TENSORS.get(name, name), "F16", shape, path, 0, 2 * int(tensor.n_elements))
+def _gguf_span(path: Path, tensor: Tensor) -> TensorSpan:
+    """As the FP16 tensor that an import makes of it on a card."""
+    name = _TENSORS.get(tensor.name, tensor.name)
+    return TensorSpan(name, "F16", tensor.shape, path, 0, 2 * tensor.n_elements)
 
 
 def _is_joined_gguf(name: str) -> bool:
     return any(f".{part}." in name for part in ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"))
-
-
-def _field(reader: Any, key: str) -> Any:
-    field = reader.get_field(key)
-    return None if field is None else field.contents()
-
-
-def _number(reader: Any, key: str, default: int = 0) -> int:
-    value = _field(reader, key)
-    if value is None:
-        return default
-    return int(np.max(value))  # of each layer, where they differ
-
-
-def _text(reader: Any, key: str) -> str:
-    value = _field(reader, key)
-    if not isinstance(value, str):
-        raise SourceRefused(f"the GGUF does not say its {key}")
-    return value

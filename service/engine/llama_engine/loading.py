@@ -20,7 +20,8 @@ from service.engine.llama_engine.sizes import N_DOCUMENTS, N_OUTPUTS, N_OWN, N_R
 from service.engine.llama_engine.state import StateFormat, StateMismatch, ggml_types
 from service.engine.llama_engine.threads import default_threads
 from service.engine.models.card import ModelCard, fingerprint
-from service.engine.models.errors import EngineRefused, ModelDamaged
+from service.engine.models.errors import EngineRefused, ModelDamaged, SourceRefused
+from service.engine.models.gguf_header import read_header
 from service.engine.models.weights import GGUF_NAME
 from service.engine.protocol import RunnerLimits
 
@@ -90,6 +91,7 @@ def check_kernels(kv_type: KVType, on_gpu: bool) -> None:
 def load_runner(model_dir: Path, card: ModelCard, options: Options) -> LlamaRunner:
     """Seconds, and all memory that it will take. Raises EngineRefused, ModelDamaged,
     MemoryPlanRefused."""
+    check_file(model_dir / GGUF_NAME)
     layout, on_gpu = card.layout(options.kv_type), wants_gpu(options.offload)
     if not on_gpu:
         batch = N_ROWS, N_OUTPUTS, n_sequences(options)
@@ -118,6 +120,14 @@ def load_runner(model_dir: Path, card: ModelCard, options: Options) -> LlamaRunn
         tier=tier,
         step_tokens=STEP_TOKENS[tier],
     )
+
+
+def check_file(path: Path) -> None:
+    """Raises ModelDamaged before llama.cpp, which may end the process, sees a file that says what cannot be."""
+    try:
+        read_header(path)
+    except SourceRefused as error:
+        raise ModelDamaged(str(error)) from None
 
 
 def identity(card: ModelCard, kv_type: KVType, tier: str) -> Fingerprint:

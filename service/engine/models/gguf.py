@@ -9,13 +9,12 @@ from typing import Any
 import gguf
 import torch
 
-from service.engine.models.errors import SourceRefused
-from service.engine.models.gguf_parts import check_whole
+from service.engine.models.errors import ModelError, SourceRefused
+from service.engine.models.gguf_header import MAGIC, read_header
+from service.engine.models.gguf_support import check_gguf
 from service.engine.models.light_transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from service.engine.models.source import Progress, Source, quiet_transformers
 from service.engine.models.support import check_architecture
-
-MAGIC = b"GGUF"
 
 
 def is_gguf(path: Path) -> bool:
@@ -29,9 +28,8 @@ def is_gguf(path: Path) -> bool:
 def read_gguf(path: Path, progress: Progress) -> Source:
     """Read and dequantize a GGUF; the weights are float32. Raises SourceRefused, ArchitectureRefused."""
     progress("reading", 0, 3)
+    check_gguf(read_header(path), kept=False)
     with reading(path) as place:
-        # transformers would draw the tensors of the other parts at random, and say nothing
-        check_whole(path, gguf.GGUFReader(str(path)))
         config = AutoConfig.from_pretrained(**place)
         check_architecture(config)
         progress("reading", 1, 3)
@@ -60,8 +58,11 @@ def reading(path: Path) -> Iterator[dict[str, Any]]:
     with quiet_transformers(), _parsed_once():
         try:
             yield place
-        except (ValueError, KeyError, IndexError, NotImplementedError, OSError) as error:
-            raise SourceRefused(f"{path} cannot be read as a GGUF model: {error}") from error
+        except (ModelError, MemoryError):
+            raise
+        except Exception as error:  # transformers' parsers fail by whatever the first wrong value leads to
+            why = str(error) or type(error).__name__
+            raise SourceRefused(f"{path} cannot be read as a GGUF model: {why}") from error
 
 
 @contextmanager

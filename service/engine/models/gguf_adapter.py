@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.engine.models.errors import AdapterRefused
+from service.engine.models.gguf_header import open_gguf
 from service.engine.models.lora import LowRank, read_adapter
 from service.engine.models.source import Progress
 
@@ -21,8 +22,8 @@ _MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
 
 
 def merge_into_gguf(source: Path, adapter: Path, target: Path, progress: Progress) -> None:
-    """Write `target`, `source` with the adapter in it. Raises AdapterRefused."""
-    reader = gguf.GGUFReader(source)
+    """Write `target`, `source` with the adapter in it. Raises AdapterRefused, SourceRefused."""
+    reader = open_gguf(source)
     arch = str(_value(reader, "general.architecture"))
     if arch not in (*_TURNED, *_AS_THEY_ARE):
         raise AdapterRefused(f"an adapter is not merged into a GGUF of architecture {arch}: merge it before it is one")

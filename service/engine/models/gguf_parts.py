@@ -2,16 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from service.engine.models.errors import SourceRefused
+from service.engine.models.gguf_header import Header
 
 _PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-_COUNT = "split.count"
 
 
-def check_whole(path: Path, reader: Any) -> None:
-    """Raises SourceRefused for a part, told by its name or, where it was renamed, by what `reader` finds in it."""
-    count = reader.get_field(_COUNT)
-    if _PART.search(path.name) or (count is not None and int(count.contents()) > 1):
+def check_whole(path: Path, header: Header) -> None:
+    """Raises SourceRefused for a part, told by its name or, where it was renamed, by what its header says."""
+    if _PART.search(path.name) or header.number("split.count", 0) > 1:
         raise SourceRefused(f"{path} is one of several parts: join them with llama.cpp's `llama-gguf-split --merge`")

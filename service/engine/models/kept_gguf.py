@@ -1,14 +1,14 @@
 """A GGUF that is kept as it is, for the llamacpp engine: its tensors are linked or copied, never dequantized."""
 
 from pathlib import Path
-from typing import Any
 
 import gguf
 
 from service.engine.models.errors import SourceRefused
 from service.engine.models.gguf import is_gguf, reading
 from service.engine.models.gguf_adapter import FILE_TYPE, merge_into_gguf
-from service.engine.models.gguf_parts import check_whole
+from service.engine.models.gguf_header import Header, read_header
+from service.engine.models.gguf_support import check_gguf
 from service.engine.models.light_transformers import AutoConfig, AutoTokenizer
 from service.engine.models.quantized import Quantization, link
 from service.engine.models.source import Progress, Source
@@ -16,7 +16,6 @@ from service.engine.models.support import check_architecture
 from service.engine.models.weights import GGUF_NAME
 
 METHOD = "gguf"
-_FACTORS_BY_LENGTH = "rope_factors_long.weight"
 
 
 def read_kept(path: Path, adapter: Path | None, progress: Progress) -> Source:
@@ -24,16 +23,13 @@ def read_kept(path: Path, adapter: Path | None, progress: Progress) -> Source:
     if not is_gguf(path):
         raise SourceRefused(f"{path} is not a GGUF file, and the llamacpp engine reads nothing else")
     progress("reading", 0, 2)
+    header = read_header(path)
+    check_gguf(header, kept=True)
     with reading(path) as place:
-        reader = gguf.GGUFReader(path)
-        check_whole(path, reader)
-        names = {tensor.name for tensor in reader.tensors}
         config = AutoConfig.from_pretrained(**place)
         check_architecture(config)
         progress("reading", 1, 2)
         tokenizer = AutoTokenizer.from_pretrained(**place)
-    if _FACTORS_BY_LENGTH in names:
-        raise SourceRefused(f"{path}: its RoPE changes with the length of the context, so that stored KV would not fit")
     progress("reading", 2, 2)
     config._name_or_path = ""
     return Source(
@@ -43,15 +39,14 @@ def read_kept(path: Path, adapter: Path | None, progress: Progress) -> Source:
         tensors={},
         tokenizer=tokenizer,
         tokenizer_json=tokenizer.backend_tokenizer.to_str().encode(),
-        quantization=Quantization(METHOD, {"file_type": FILE_TYPE.name if adapter else _file_type(reader)}),
+        quantization=Quantization(METHOD, {"file_type": FILE_TYPE.name if adapter else _file_type(header)}),
         directory=path,
     )
 
 
-def _file_type(reader: Any) -> str:
-    field = reader.get_field(gguf.Keys.General.FILE_TYPE)
+def _file_type(header: Header) -> str:
     try:
-        return gguf.LlamaFileType(int(field.contents())).name if field else "MIXED"
+        return gguf.LlamaFileType(header.number(gguf.Keys.General.FILE_TYPE, -1)).name
     except ValueError:
         return "MIXED"
 
@@ -66,4 +61,4 @@ def keep_gguf(source: Source, directory: Path, adapter: Path | None, progress: P
         merge_into_gguf(source.directory, adapter, directory / GGUF_NAME, progress)
     source.config.save_pretrained(directory)
     progress("writing", 1, 1)
-    return sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(directory / GGUF_NAME).tensors)
+    return read_header(directory / GGUF_NAME).n_parameters

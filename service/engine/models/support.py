@@ -58,7 +58,7 @@ def card_problems(config: Any) -> list[str]:
 def check_type(kind: str, types: tuple[str, ...]) -> None:
     """Raises ArchitectureRefused for a type that is not one of `types`."""
     if kind not in types:
-        why = next((f" ({why})" for why, kinds in _WHY_NOT.items() if kind in kinds), "")
+        why = why_not(kind)
         where = " on the exl2 engine" if kind in SUPPORTED_TYPES else ""
         raise ArchitectureRefused(f"models of type {kind} are not supported{where}{why}, only {', '.join(types)}")
 
@@ -78,6 +78,14 @@ def _problems(config: Any, types: tuple[str, ...], features: tuple[Callable[[Any
 def _refuse(problems: list[str]) -> None:
     if problems:
         raise ArchitectureRefused(problems[0])
+
+
+def why_not(kind: str) -> str:
+    """The feature of a known type in brackets, also by its name in a GGUF (`qwen2moe`); nothing for other types."""
+    plain = kind.replace("-", "").replace("_", "")
+    return next(
+        (f" ({why})" for why, kinds in _WHY_NOT.items() if plain in {name.replace("_", "") for name in kinds}), ""
+    )
 
 
 def head_dim(config: Any) -> int:

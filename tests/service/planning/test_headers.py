@@ -19,6 +19,7 @@ from service.cli import main
 from service.engine.exl2_engine import loading, loading_pair
 from service.engine.exl2_engine.graph_sizes import DRAFT_TOKENS
 from service.engine.models.errors import ArchitectureRefused, ModelNotFound, SourceRefused
+from service.engine.models.gguf_sizes import Sizes, shapes_of
 from service.planning import request
 from service.planning.cards import CARDS, CONTEXT_NBYTES
 from service.planning.headers import read_model
@@ -96,16 +97,19 @@ def write_gguf(path: Path, *, hidden: int = 4096, n_parts: int = 0) -> Path:
     writer.add_feed_forward_length(14_336)
     writer.add_head_count(32)
     writer.add_head_count_kv(8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([b""] * 128_256)
+    writer.add_token_merges(["a b"])
     if n_parts:
         writer.add_uint16("split.count", n_parts)
-    tensors = {"token_embd.weight": (128_256, hidden), "output.weight": (128_256, hidden)}
-    tensors |= {
-        f"blk.{layer}.ffn_{part}.weight": (14_336, hidden) for layer in range(32) for part in ("gate", "up", "down")
-    }
+    sizes = Sizes("llama", hidden, 14_336, 32, 32, 8, hidden // 32, 128_256, 8192, ())
     nbytes = 0
-    for name, shape in tensors.items():
-        nbytes += (size := int(np.prod(shape)) // 256 * 144)
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=GGMLQuantizationType.Q4_K)
+    for name, shape in ({"output.weight": (128_256, hidden)} | shapes_of(sizes)).items():
+        is_matrix = len(shape) > 1
+        nbytes += (size := int(np.prod(shape)) // 256 * 144 if is_matrix else 4 * shape[0])
+        kind = GGMLQuantizationType.Q4_K if is_matrix else GGMLQuantizationType.F32
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), size, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -156,27 +160,16 @@ def test_yarn_makes_the_context_longer(tmp_path: Path) -> None:
 
 def test_a_gguf_is_planned_as_it_is_imported(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
-    writer = GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(128)
-    writer.add_head_count(2)
-    writer.add_head_count_kv(1)
-    writer.add_tensor("token_embd.weight", np.zeros((96, 64), np.float16))
-    writer.add_tensor("blk.0.attn_q.weight", np.zeros((64, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    written = write_model(path)
     model = read_model(path)
     shape = model.shape
-    assert (shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.vocab) == (1, 2, 1, 32, 96)
-    assert (model.n_parameters, model.max_context, model.joined_params) == (96 * 64 + 64 * 64, 2048, 64 * 64)
-    assert model.weights_nbytes == 2 * model.n_parameters
-    assert model.stored_nbytes == 2 * 96 * 64 + 4 * 64 * 64
+    vocab, n_parameters = len(written["token_embd.weight"]), sum(tensor.size for tensor in written.values())
+    assert (shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.vocab) == (2, 2, 2, 32, vocab)
+    assert (model.n_parameters, model.max_context, model.joined_params) == (n_parameters, 128, 10 * 64 * 64)
+    assert model.weights_nbytes == pytest.approx(2 * model.n_parameters, rel=0.03)  # as the allocator rounds
+    assert (model.stored_nbytes, model.problems) == (4 * n_parameters, ())
     assert "plain weights" in model.notes[0]
-    assert "GGUF of" in preread(str(path), "--card", "t4", "--context", "1024").output
+    assert "GGUF of" in preread(str(path), "--card", "t4", "--context", "100").output
 
 
 def test_a_gguf_that_fits_as_plain_weights_is_not_told_to_be_converted(tmp_path: Path) -> None:

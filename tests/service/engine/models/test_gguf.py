@@ -1,4 +1,6 @@
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -11,12 +13,15 @@ from service.engine.models.source import silent
 HIDDEN, HEADS, FEED, LAYERS = 64, 2, 64, 2
 
 
-def write_model(path: Path, alignment: int = 0) -> dict[str, np.ndarray]:
+def write_model(
+    path: Path, alignment: int = 0, arch: str = "llama", changes: Mapping[str, Any] | None = None, **tensors: np.ndarray
+) -> dict[str, np.ndarray]:
     """A Llama of two layers with a vocabulary of bytes; its tensors by GGUF's names. `alignment` of their beginnings
-    where it is not the usual one."""
+    where it is not the usual one. `changes`: `gguf.GGUFValue` by key, None where it is left out. `tensors`: in the
+    place of its own."""
     letters = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]]
     tokens = ["<|begin|>", "<|end|>", *letters, "ab"]
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, arch)
     if alignment:
         writer.add_custom_alignment(alignment)
     writer.add_context_length(128)
@@ -35,7 +40,11 @@ def write_model(path: Path, alignment: int = 0) -> dict[str, np.ndarray]:
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    tensors = random_tensors(len(tokens))
+    for key, value in (changes or {}).items():
+        writer.kv_data[0].pop(key, None)
+        if value is not None:
+            writer.kv_data[0][key] = value
+    tensors = tensors or random_tensors(len(tokens))
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
