@@ -43,6 +43,7 @@ def read_gguf_facts(path: Path) -> ModelFacts:
         joined_params=sum(tensor.n_elements for tensor in tensors if _is_joined_gguf(tensor.name)),
         stored_itemsize=4,
         problems=problems,
+        file_problems=reasons_against(header, sizes, kept=True),
         card_problems=on_card,
         notes=(
             f"an import turns its {of_file} into plain weights: this plan is for them, with "

@@ -34,7 +34,8 @@ def as_file(model: ModelFacts) -> ModelFacts:
     bits = 8 * model.stored_nbytes / model.n_parameters
     label = f"GGUF of {bits:.2f} bits, as it is" if model.kind == "gguf" else model.label
     footprint = Footprint((step,), (), (), 0, 0)
-    return replace(model, bits=bits, label=label, footprint=footprint, card_problems=(), notes=())
+    problems = model.file_problems if model.kind == "gguf" else model.problems
+    return replace(model, bits=bits, label=label, footprint=footprint, problems=problems, card_problems=(), notes=())
 
 
 def file_step_nbytes(model: ModelFacts) -> int:

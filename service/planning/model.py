@@ -21,7 +21,7 @@ class ModelFacts:
     weight, 0 for quantized ones. `allowed_kv`: KV types that were measured and allowed, None where nothing was
     measured. `index_heads`: whether it can answer from windowed documents. `problems`: why it is not served, and
     `card_problems`: why not on a card, where the exl2 engine computes fewer types. `kept`: a GGUF that was imported for
-    llama.cpp alone.
+    llama.cpp alone. `file_problems`: why llama.cpp does not serve a GGUF as it lies.
     """
 
     name: str
@@ -41,6 +41,7 @@ class ModelFacts:
     card_problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
     kept: bool = False
+    file_problems: tuple[str, ...] = ()
 
     @property
     def weights_nbytes(self) -> int:

@@ -10,6 +10,8 @@ from service.engine.models.gguf_header import Header, Texts
 SERVED = ("llama", "qwen2", "qwen3", "phi3")
 """Architectures of GGUF files that transformers reads and the engines compute."""
 _LAYER = re.compile(r"blk\.(\d{1,9})\.")
+_BY_LAYER = ("feed_forward_length", "attention.head_count", "attention.head_count_kv")
+"""Sizes that other architectures give each layer of its own."""
 _MOST_HEADS, _MOST_WIDTH = 1 << 16, 1 << 24
 _LISTS = {"tokenizer.ggml.merges": Texts(0), "tokenizer.ggml.scores": [0.0], "tokenizer.ggml.token_type": [1]}
 _TEXTS = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.chat_template", "general.name")
@@ -89,7 +91,8 @@ def _without_lists(header: Header, arch: str) -> tuple[Header, tuple[str, ...]]:
     fields: Mapping[str, object] = {
         key: max(value)
         for key, value in header.fields.items()
-        if key.startswith(f"{arch}.") and isinstance(value, list) and value and all(type(n) is int for n in value)
+        if key.removeprefix(f"{arch}.") in _BY_LAYER and isinstance(value, list) and all(type(n) is int for n in value)
+        if value
     }
     return header._replace(fields={**header.fields, **fields}), tuple(fields)
 

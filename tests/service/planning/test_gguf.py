@@ -74,8 +74,10 @@ def test_a_value_that_cannot_be_is_told_in_a_sentence(tmp_path: Path, damage: st
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_plan_refuses_what_an_import_refuses(tmp_path: Path, feature: str) -> None:
     key, value, said = FEATURES[feature]
-    of_plan, *of_imports = sentences(damaged(tmp_path / "m.gguf", key, value))
+    file = damaged(tmp_path / "m.gguf", key, value)
+    of_plan, *of_imports = sentences(file)
     assert said in of_plan
+    assert said in told(*next(commands(file)), "--engine", "llamacpp")["problems"][0]
     assert all(said in sentence for sentence in of_imports)
 
 
@@ -85,8 +87,9 @@ def test_a_plan_refuses_what_transformers_would_leave_out(tmp_path: Path, featur
     plan, plain, kept = commands(damaged(tmp_path / "m.gguf", key, value))
     assert said in told(*plan)["problems"][0]
     assert said in told(*plain)["error"]["message"]
-    result = CliRunner().invoke(main, [*kept, "--json"])
-    assert result.exit_code == 0, result.output
+    for command in (kept, (*plan, "--engine", "llamacpp")):
+        result = CliRunner().invoke(main, [*command, "--json"])
+        assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("arch", ["gemma2", "qwen2moe", "granite", "lfm2", "none"])

@@ -25,6 +25,7 @@ from service.planning.cards import CARDS, CONTEXT_NBYTES
 from service.planning.headers import read_model
 from service.planning.ledgers import plan_ledger
 from service.planning.request import Wanted
+from tests.service.engine.models.test_gguf import write_model
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 5120, "intermediate_size": 21504, "num_hidden_layers": 64,

@@ -27,6 +27,7 @@ def log_as_it_was():
 
 
 def test_all_layers_and_the_cache_on_the_card_are_served():
+    lines.clear()
     lines.extend([ALL, ON_CARD])
     loading.check_place(True)
 

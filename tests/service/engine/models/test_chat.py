@@ -93,7 +93,16 @@ def test_without_a_usable_system_role_the_document_is_the_first_user_turn(templa
     assert conversation(parts).replace("[/INST]A1", "[/INST] A1") == rendered
 
 
-@pytest.mark.parametrize("template", ["{{ messages[-1].content }}", "{{ broken(", "{{ nothing_like.this.exists }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[-1].content }}",
+        "{{ broken(",
+        "{{ nothing_like.this.exists }}",
+        "{{ 1 / 0 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
 def test_a_template_that_loses_the_document_is_refused(template: str) -> None:
     def render(messages: list[dict[str, str]], header: bool) -> str:
         return renderer(template)(messages, header)

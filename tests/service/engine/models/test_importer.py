@@ -264,7 +264,7 @@ def test_an_unwritable_place_is_an_os_error(source: Path, tmp_path: Path) -> Non
 
 def test_a_gguf_is_known_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"GGUF" + bytes(64))
-    with pytest.raises(SourceRefused, match="cannot be read as a GGUF model"):
+    with pytest.raises(SourceRefused, match="cannot be read as a GGUF: it is of version"):
         imported(tmp_path / "model.bin", tmp_path / "models")
     (tmp_path / "model.gguf").write_bytes(b"PK\3\4")
     with pytest.raises(SourceRefused, match="neither a GGUF file nor a directory"):
