@@ -1,5 +1,6 @@
 """What a run measured, as it is kept in a file, and two runs side by side."""
 
+import math
 import statistics
 from pathlib import Path
 
@@ -75,19 +76,30 @@ class Change(msgspec.Struct, frozen=True):
         return self.better_by is not None and self.better_by < -share
 
 
-def save_run(run: Run, path: Path) -> None:
-    """Write a run where `load_run` finds it. Raises OSError."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n")
+def run_bytes(run: Run) -> bytes:
+    """What `load_run` reads in a file."""
+    return msgspec.json.format(msgspec.json.encode(run), indent=1) + b"\n"
+
+
+class _Format(msgspec.Struct):
+    format: int
 
 
 def load_run(path: Path) -> Run:
     """Raises OSError, and Invalid for a file that is no run, or of another format."""
+    content = path.read_bytes()
     try:
-        run = msgspec.json.decode(path.read_bytes(), type=Run)
-    except msgspec.MsgspecError as error:
+        # Another format may have other fields.
+        found = msgspec.json.decode(content, type=_Format).format
+        if found != FORMAT:
+            raise Invalid(f"{path} has format {found}, this program reads {FORMAT}: measure again.", param="against")
+        run = msgspec.json.decode(content, type=Run)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(f"{path} is not a file of `preread bench`: {error}.", param="against") from None
-    if run.format != FORMAT:
-        raise Invalid(f"{path} has format {run.format}, this program reads {FORMAT}: measure again.", param="against")
+    for row in run.rows:
+        if not row.samples or not all(math.isfinite(value) and value >= 0 for value in row.samples):
+            why = f"{row.name!r} has no samples, or some that mean nothing"
+            raise Invalid(f"{path} is not a file of `preread bench`: {why}.", param="against")
     return run
 
 

@@ -9,15 +9,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def ended(work: "asyncio.Future[T]") -> bool:
-    """Wait until it has ended, well or not; whether somebody ended the waiting before that."""
-    was_cancelled = False
+async def ended(work: "asyncio.Future[T]", told: Callable[[int], None] = lambda times: None) -> bool:
+    """Wait until it has ended, well or not; whether somebody ended the waiting before that. `told`: how often they did,
+    each time."""
+    times = 0
     while not work.done():
         try:
             await asyncio.wait({work})
         except asyncio.CancelledError:
-            was_cancelled = True
-    return was_cancelled
+            times += 1
+            told(times)
+    return times > 0
 
 
 async def to_end(work: "asyncio.Future[T]") -> T:

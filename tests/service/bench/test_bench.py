@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from service.bench.measure import Bench, Work
 from service.bench.physics import Physics
 from service.bench.report import changes_text
-from service.bench.results import Row, Run, compare, differences, load_run, save_run
+from service.bench.results import Row, Run, compare, differences, load_run, run_bytes
 from service.bench.roofline import points, roofline
 from service.cli import main
 from service.engine.factory import EngineConfig
@@ -106,7 +106,7 @@ def test_two_runs_are_compared_row_by_row() -> None:
 
 def test_a_run_is_kept_in_a_file(tmp_path: Path) -> None:
     run = run_of([Row("a", "tok/s", [1.0, 2.0], bound=4.0)])
-    save_run(run, tmp_path / "run.json")
+    (tmp_path / "run.json").write_bytes(run_bytes(run))
     assert load_run(tmp_path / "run.json") == run
     assert run.rows[0].share == 1.5 / 4
     (tmp_path / "other.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(run, format=2)))
