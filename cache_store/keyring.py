@@ -45,6 +45,8 @@ def load_keys(file: str, environment: Mapping[str, str] = os.environ) -> KeyRing
     if file:
         try:
             text = Path(file).expanduser().read_text()
+        except RuntimeError:
+            raise KeyRefused(f"{FILE_VARIABLE}: {file} names a home directory that is not known") from None
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not text"
             raise KeyRefused(f"{FILE_VARIABLE}: {file} cannot be read: {why}") from None

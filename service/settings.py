@@ -16,6 +16,7 @@ from pydantic_settings import (
 )
 
 from service.errors import Invalid
+from service.paths import expanded
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -201,7 +202,7 @@ class Settings(BaseSettings):
     @field_validator("data_dir")
     @classmethod
     def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()
+        return expanded(value, "PREREAD_DATA_DIR").absolute()
 
     @property
     def files_dir(self) -> Path:
@@ -221,15 +222,15 @@ class Settings(BaseSettings):
     @property
     def model_dir(self) -> Path:
         """The chosen model: a path when `model` looks like one, else its name below `models_dir`."""
-        return self._model_dir(self.model)
+        return self._model_dir(self.model, "PREREAD_MODEL")
 
     @property
     def draft_model_dir(self) -> Path | None:
         """The model that guesses, found as `model_dir` is; None without one."""
-        return self._model_dir(self.draft_model) if self.draft_model else None
+        return self._model_dir(self.draft_model, "PREREAD_DRAFT_MODEL") if self.draft_model else None
 
-    def _model_dir(self, model: str) -> Path:
-        path = Path(model).expanduser()
+    def _model_dir(self, model: str, setting: str) -> Path:
+        path = expanded(model, setting)
         return path.absolute() if path.is_absolute() or "/" in model else self.models_dir / model
 
     @property
@@ -255,10 +256,15 @@ class Settings(BaseSettings):
 
 
 def _config_file(settings_cls: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource]:
-    """Raises Invalid for a file that is no TOML, OSError for one that cannot be read: pydantic ignores it if
+    """Raises Invalid for a file that is no TOML, or cannot be read: pydantic ignores it if
     missing, and the server would run with settings that nobody chose."""
     path = Path(os.environ["PREREAD_CONFIG"])
-    path.open("rb").close()
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise Invalid(
+            f"The settings file {path} (PREREAD_CONFIG) cannot be read: {error.strerror}.", code="settings"
+        ) from None
     try:
         return (TomlConfigSettingsSource(settings_cls, path),)
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError

@@ -97,8 +97,9 @@ def is_known(file: str, how: dict[str, Any]) -> bool:
 
     if not file.startswith("doc_") or Path(file).exists():
         return False
-    if how["retention"]:
-        raise Invalid("--retention is for a file: that of a document that was read before stays as it is.")
+    for name, why in (("retention", "that of a document that was read before stays"), ("password", "it is open")):
+        if how[name]:
+            raise Invalid(f"--{name} is for a file: {why}.")
     return True
 
 

@@ -5,7 +5,6 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 
 from service.cli.numbers import AMOUNT, MOST_TOKENS, Finite
 from service.cli.output import EXIT_FAILURE, EXIT_INTERRUPTED, err, expected_errors, json_option, print_json
+from service.cli.streams import OutputLost
 
 if TYPE_CHECKING:
     from service.bench.measure import Bench, Progress, Work
@@ -71,11 +71,14 @@ def bench(
         run, interrupted = _run(read_settings(), options, stack.close, as_json)
         saved = _save(run, outputs.get(out) if out else None, outputs.get(svg) if svg else None)
     changes = compare(before, run) if before else []
-    printed = _show(lambda: print_json({"run": run, "changes": changes}) if as_json else _print(run, before))
+    if as_json:
+        print_json({"run": run, "changes": changes})
+    else:
+        _print(run, before)
     if interrupted:
         err.print("Ended: what was measured until then is kept.")
         raise SystemExit(EXIT_INTERRUPTED)
-    if not saved or not printed or any(change.worse_than(worse) for change in changes):
+    if not saved or any(change.worse_than(worse) for change in changes):
         raise SystemExit(EXIT_FAILURE)
 
 
@@ -104,19 +107,8 @@ def _say_ended(as_json: bool) -> None:
     message = "Ended: nothing that was measured is kept."
     err.print(message)
     if as_json:
-        _show(lambda: print_json({"error": {"code": "interrupted", "message": message}}))
-
-
-def _show(show: Callable[[], None]) -> bool:
-    """Whether standard output took it: what was written into files counts more."""
-    try:
-        show()
-    except OSError as error:
-        err.print(f"The figures could not be printed: {error.strerror or error}", markup=False)
-        with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # else the end of the process tries again, and fails
-        return False
-    return True
+        with suppress(OutputLost):
+            print_json({"error": {"code": "interrupted", "message": message}})
 
 
 def _print(run: "Run", before: "Run | None") -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from service.cli.numbers import AT_ONCE, TOKENS
 from service.cli.output import err, expected_errors, json_option, print_json
 from service.cli.progress import stages
+from service.paths import expanded
 
 
 @click.command()
@@ -29,10 +31,8 @@ from service.cli.progress import stages
     help="Keep the measurement here, or take it from here: other bits of the same weights then need half the time.",
 )  # fmt: skip
 @click.option("--card", default="", help="With --bits auto: the card it shall fit; the one that is here if left out.")
-@click.option("--context", type=click.IntRange(1), default=32_768, show_default=True, help="With --bits auto.")
-@click.option(
-    "--users", type=click.IntRange(1), default=1, show_default=True, help="With --bits auto: answers at once."
-)
+@click.option("--context", type=TOKENS, default=32_768, show_default=True, help="With --bits auto.")
+@click.option("--users", type=AT_ONCE, default=1, show_default=True, help="With --bits auto: answers at once.")
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), help="Directory for what is in between.")
 @click.option("--most-kl", type=float, help="Mean KL (nats) from the source's predictions up to which it is published.")
 @click.option("--replace", is_flag=True, help="Replace a model of that name.")
@@ -49,6 +49,8 @@ def convert(source: str, as_json: bool, **options: Any) -> None:
     from service.cli.models import show
     from service.engine.models.convert.needs import check_source
 
+    if options["bits"] != "auto":
+        _check_alone()
     settings = read_settings()
     path = _source(source, settings.models_dir)
     check_source(path)
@@ -76,7 +78,7 @@ def _source(source: str, models_dir: Path) -> Path:
     """A directory, or an imported model of that name."""
     from service.engine.models.errors import ModelNotFound
 
-    path = Path(source).expanduser()
+    path = expanded(source, "SOURCE")
     for candidate in (path, models_dir / source):
         if candidate.exists():
             return candidate.resolve()
@@ -113,6 +115,14 @@ def _bits(path: Path, options: dict[str, Any], settings: Any) -> float:
         markup=False,
     )
     return bits
+
+
+def _check_alone() -> None:
+    """Raises UsageError for what only decides about bits where they are given."""
+    context = click.get_current_context()
+    for name in ("card", "context", "users"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name} decides how many bits there are: leave it out, or --bits.")
 
 
 def _reserve(nbytes: int, settings: Any) -> str:

@@ -1,10 +1,15 @@
 """The `preread` command and its parts. Importing this imports no part: `preread --help` is fast."""
 
 import importlib
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import click
 
 from service.cli.remote import remote_of
+from service.cli.streams import OutputLost, guarded_output
 
 _COMMANDS = {
     "serve": ("service.cli.serve:serve", "Serve the REST API."),
@@ -22,13 +27,42 @@ _COMMANDS = {
     "audit": ("service.cli.audit:audit", "Who did what."),
     "db": ("service.cli.database:database", "Bring the database up to date."),
 }
-EPILOG = """Exit codes: 0 all done, 1 something failed (standard error says why), 2 wrong usage, 130 interrupted.
+EPILOG = """Exit codes: 0 all done, 1 something failed (standard error says why), 2 wrong usage, 130 interrupted, 141
+the reader of a pipe went away.
 
 Settings come from the environment (PREREAD_DATA_DIR, PREREAD_MODEL, ...) and the file PREREAD_CONFIG names."""
 
 
 class LazyGroup(click.Group):
     """Finds commands in a table and imports them when they are called."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run a command and exit with its code."""
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            with guarded_output():
+                code = self._run(words, *rest, **extra)
+        except OutputLost as error:
+            if error.exit_code == 1:
+                click.echo(f"preread: {error}", err=True)
+            code = error.exit_code
+        sys.exit(code)
+
+    def _run(self, words: list[str], *rest: Any, **extra: Any) -> int:
+        try:
+            done = super().main(words, *rest, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            if "--json" in (words[: words.index("--")] if "--" in words else words):
+                _print_usage(error)
+            with suppress(OSError):  # standard error may be full: the code still says it
+                error.show()
+            return error.exit_code
+        except click.Abort:
+            click.echo("Interrupted.", err=True)
+            return 130
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+        return done if isinstance(done, int) else 0
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -42,6 +76,13 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, help) for name, (_, help) in _COMMANDS.items()])
+
+
+def _print_usage(error: click.ClickException) -> None:
+    from service.cli.output import print_json
+
+    code = "usage" if isinstance(error, click.UsageError) else "error"
+    print_json({"error": {"code": code, "message": error.format_message()}})
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

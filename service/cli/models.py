@@ -211,12 +211,18 @@ def _line(row: dict[str, Any]) -> str:
         f"{name} {'ok' if gate['allowed'] else 'refused'} (KL {gate['mean_kl']:.4f})"
         for name, gate in row["kv_types"].items()
     )
-    weights = "" if row["quantization"] == "none" else f", {row['quantization']} (exl2 engine)"
+    weights = "" if row["quantization"] == "none" else f", {row['quantization']} ({_engine(row)} engine)"
     weights += _converted(row["conversion"])
-    where = " on a machine with an NVIDIA card" if row["quantization"] != "none" else ""
+    on_card = row["quantization"] != "none" and _engine(row) == "exl2"
+    where = " on a machine with an NVIDIA card" if on_card else ""
     unmeasured = f"fp16 only until `preread models measure {row['name']}` has run{where}"
     kept = f"context {row['max_context']}; KV: {types or unmeasured}; {_heads_line(row)}"
     return f"{row['name']}: {row['source']}{weights}, {kept}"
+
+
+def _engine(row: dict[str, Any]) -> str:
+    """That alone serves these weights."""
+    return "llamacpp" if row["quantization"].startswith("gguf-") else "exl2"
 
 
 def _show(path: Path, card: Any, as_json: bool) -> None:

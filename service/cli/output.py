@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
 
@@ -31,8 +32,21 @@ retention_option = click.option(
 
 def print_json(value: Any) -> None:
     """One JSON document, one line."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    try:
+        line = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        line = msgspec.json.encode(_as_text(msgspec.to_builtins(value, str_keys=True)))
+    sys.stdout.write(line.decode() + "\n")
     sys.stdout.flush()
+
+
+def _as_text(value: Any) -> Any:
+    """Bytes of file names that are no UTF-8 (Python's lone surrogates) replaced: JSON has none."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_as_text(key): _as_text(each) for key, each in value.items()}
+    return [_as_text(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def fail(message: str, *, code: str = "error", as_json: bool = False) -> NoReturn:

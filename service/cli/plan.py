@@ -6,8 +6,9 @@ from typing import Any
 import click
 import msgspec
 
-from service.cli.numbers import AMOUNT, BITS, COUNT, FEW
+from service.cli.numbers import AMOUNT, AT_ONCE, BITS, COUNT, FEW, TOKENS
 from service.cli.output import EXIT_FAILURE, expected_errors, json_option, print_json, retention_option
+from service.paths import expanded
 
 _MODEL = (
     ("--layers", FEW, "Layers of a model that is not here."),
@@ -37,12 +38,12 @@ def _dimensions(command: Any) -> Any:
 @click.option("--card", default="", help="v100-16, t4, rtx-3090, h200, cpu, ...; the one that is here if left out.")
 @click.option("--memory-gb", type=AMOUNT, default=0.0, help="Memory of the card in GiB, in place of the table's.")
 @click.option("--bandwidth", type=AMOUNT, default=0.0, help="Of the card's memory in GB/s, in place of the table's.")
-@click.option("--context", type=click.IntRange(1), default=32_768, show_default=True, help="Tokens of a document.")
+@click.option("--context", type=TOKENS, default=32_768, show_default=True, help="Tokens of a document.")
 @click.option("--kv-type", type=click.Choice(["fp16", "k8v8", "k8v4", "k4v4"]), help="The setting's if left out.")
 @click.option("--window", type=COUNT, default=0, help="Tokens of a document's end that stay, in place of --retention.")
 @click.option("--summary", type=COUNT, default=0, help="Tokens chosen of the rest that stay, with --window.")
-@click.option("--users", type=click.IntRange(1), default=1, show_default=True, help="Answers at once.")
-@click.option("--documents", type=click.IntRange(1), default=1, show_default=True, help="That they ask about.")
+@click.option("--users", type=AT_ONCE, default=1, show_default=True, help="Answers at once.")
+@click.option("--documents", type=AT_ONCE, default=1, show_default=True, help="That they ask about.")
 @click.option("--draft-model", default="", help="A model beside it that guesses: a directory or a name.")
 @click.option("--disk", type=AMOUNT, default=0.0, help="What the disk reads in GB/s.")
 @retention_option
@@ -71,8 +72,20 @@ def plan(model: str | None, as_json: bool, **options: Any) -> None:
         raise SystemExit(EXIT_FAILURE)
 
 
+def _check_together(model: str | None, options: dict[str, Any]) -> None:
+    """Raises UsageError for options of which one would be ignored."""
+    for name, _, _ in _MODEL:
+        if model is not None and name != "--bits" and options[name[2:].replace("-", "_")]:
+            raise click.UsageError(f"{name} describes a model that is not here: give it or MODEL, not both.")
+    if options["window"] and options["retention"]:
+        raise click.UsageError("--window is in place of --retention: give one of them.")
+    if options["summary"] and not options["window"]:
+        raise click.UsageError("--summary goes with --window, which is missing.")
+
+
 def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Model, card and wishes of the command line, the settings behind them."""
+    _check_together(model, options)
     from cache_store.layout import KVType
     from service.cli.config import read_settings
     from service.core.wishes import parse_wish
@@ -94,7 +107,7 @@ def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         documents=options["documents"],
         reserve_nbytes=settings.gpu_reserve_bytes,
         by_llama=options["engine"] == "llamacpp" or served_by_llama(settings, facts, card),
-        guesses=settings.speculation != "off",
+        guesses=settings.speculation != "off" or bool(options["draft_model"]),  # it is asked what that takes
         resident_nbytes=0,
         compute=_compute(settings.compute_dtype),
         disk_gbps=options["disk"],
@@ -115,7 +128,7 @@ def _facts(model: str | None, options: dict[str, Any], models_dir: Path) -> Any:
 
 
 def _place(model: str, models_dir: Path) -> Path:
-    path = Path(model).expanduser()
+    path = expanded(model, "MODEL")
     return path if path.exists() or "/" in model else models_dir / model
 
 

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
@@ -17,6 +16,7 @@ from service.core.credentials import digest_of, is_key, matches, split
 from service.db.engine import Database
 from service.db.people import LOCAL, KeyRow, ShareRow
 from service.errors import DatabaseUnavailable, Invalid, Unauthenticated
+from service.paths import expanded
 from service.settings import Settings
 
 MANAGE, METRICS = "manage", "metrics"
@@ -169,7 +169,7 @@ def admin_token(settings: Settings, environment: Mapping[str, str] = os.environ)
     """The first key, as the operator's settings or secret file have it. Raises Invalid, OSError."""
     token = environment.get(ADMIN_VARIABLE, "").strip()
     if not token and settings.admin_key_file:
-        token = Path(settings.admin_key_file).expanduser().read_text(encoding="utf-8").strip()
+        token = expanded(settings.admin_key_file, ADMIN_FILE_VARIABLE).read_text(encoding="utf-8").strip()
     if not token:
         return None
     if split(token) is None or not is_key(token):

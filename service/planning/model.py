@@ -10,6 +10,7 @@ from service.engine.torch_engine.ledger import joined_parameters
 from service.errors import Invalid
 
 FP16_BITS = 16.0
+MOST_BITS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,13 @@ def from_dimensions(given: Dimensions) -> ModelFacts:
     bits = given.bits or (8 * given.weights_gb / given.params_b if given.params_b and given.weights_gb else FP16_BITS)
     weights = round(1e9 * (given.weights_gb or given.params_b * bits / 8))
     n_parameters = round(1e9 * given.params_b) or round(weights * 8 / bits)
+    if bits > MOST_BITS:
+        raise Invalid(
+            f"--weights-gb is too much for --params: it comes to {bits:,.0f} bits a weight.", param="weights-gb"
+        )
+    if not (weights and n_parameters):
+        option = "weights-gb" if given.weights_gb else "params"
+        raise Invalid(f"--{option} is too little: it comes to no weights at all.", param=option)
     shape = _shape(given, n_parameters)
     # Seven matrices a layer: how they are cut decides only how the allocator rounds.
     tensors = 7 * shape.n_layers
@@ -126,6 +134,10 @@ def _check(given: Dimensions) -> None:
             raise Invalid(f"Give a model's directory or its dimensions: --{option} is missing.", param=option)
     if given.head_dim % 32:
         raise Invalid(f"--head-dim is {given.head_dim}; it has to be a multiple of 32.", param="head-dim")
+    if given.heads % given.kv_heads:
+        raise Invalid(
+            f"--heads is {given.heads}; it has to be a multiple of --kv-heads, {given.kv_heads}.", param="heads"
+        )
     if not (given.weights_gb or given.params_b):
         raise Invalid("Give the weights: --weights-gb, or --params (10^9) with --bits.", param="weights-gb")
 

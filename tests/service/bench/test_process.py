@@ -45,7 +45,7 @@ def test_a_full_standard_output_loses_no_file(tmp_path: Path, form: list[str]) -
     assert "prefill, 300 tokens" in {row.name for row in load_run(out).rows}
     assert svg.exists()
     assert f"Written: {out}" in done.stderr
-    assert "could not be printed: No space left on device" in done.stderr
+    assert "Standard output cannot be written: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
 
