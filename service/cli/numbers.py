@@ -11,8 +11,8 @@ class Finite(click.FloatRange):
 
     name = "number"
 
-    def __init__(self, *limits: float, least: float = 0.0, **more: Any) -> None:
-        super().__init__(*limits, **more)
+    def __init__(self, low: float, high: float | None = None, *, least: float = 0.0, min_open: bool = False) -> None:
+        super().__init__(low, high, min_open)
         self.least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
