@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.server import Server, files_below
+from tests.e2e.server import Server, files_below, until
 from tests.e2e.small_disk import SmallDisk, small_disk
 from tests.e2e.sse import events_of
 
@@ -67,7 +67,7 @@ def test_full_while_a_snapshot_is_written(server: Server, disk: SmallDisk):
     document = server.until_ended(server.upload(LARGE)["id"])
     assert (document["status"], document["error"]["code"]) == ("failed", "storage_full")
     assert document["snapshot"]["state"] == "absent"
-    assert left_of(server) == before
+    until(lambda: left_of(server) == before, "what was made of it is gone, which comes after it is said to have failed")
     assert server.ask(session_id, max_tokens=3)["answer"] == "aaa"
     disk.free(server)
     again = server.ready(LARGE)
@@ -97,7 +97,7 @@ def test_full_while_a_question_is_answered(server: Server, disk: SmallDisk):
         last = list(arriving)[-1]
     assert last.name == "error"
     assert (last.data["status"], last.data["error"]["code"]) == (507, "storage_full")
-    assert left_of(server) == before
+    until(lambda: left_of(server) == before, "what was made of the turn is gone")
     disk.free(server)
     assert server.ask(session_id, max_tokens=3)["answer"] == "aaa"
     statuses = [turn["status"] for turn in server.turns(session_id)]
