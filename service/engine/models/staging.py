@@ -1,15 +1,14 @@
 """A directory that becomes visible at once, when it is finished."""
 
 import ctypes
-import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from service.engine.models.errors import NameTaken
+from service.held import held_directory
 
 _PREFIX = ".import-"
 _AT_FDCWD = -100
@@ -25,7 +24,7 @@ def staged(models_dir: Path, name: str, *, replace: bool) -> Iterator[Path]:
     """
     models_dir.mkdir(parents=True, exist_ok=True)
     _refuse_taken(models_dir / name, replace)
-    directory, lock = _locked_directory(models_dir)
+    directory, lock = held_directory(models_dir, _PREFIX)
     try:
         yield directory
         directory.chmod(0o755)
@@ -42,32 +41,6 @@ def staged(models_dir: Path, name: str, *, replace: bool) -> Iterator[Path]:
 def _refuse_taken(target: Path, replace: bool) -> None:
     if target.exists() and not replace:
         raise NameTaken(f"there is a model {target.name} in {target.parent} already; remove it or allow replacing it")
-
-
-def _locked_directory(models_dir: Path) -> tuple[Path, int]:
-    """A new hidden directory and the descriptor that holds its lock as long as this import lives."""
-    parent = os.open(models_dir, os.O_RDONLY)
-    try:
-        # between making and locking a directory, no other import may take it for a leftover
-        fcntl.flock(parent, fcntl.LOCK_EX)
-        _sweep(models_dir)
-        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=models_dir))
-        lock = os.open(directory, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return directory, lock
-    finally:
-        os.close(parent)
-
-
-def _sweep(models_dir: Path) -> None:
-    for leftover in models_dir.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            lock = os.open(leftover, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(leftover, ignore_errors=True)
-            finally:
-                os.close(lock)
 
 
 def _sync(directory: Path) -> None:
