@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def held_directory(parent: Path, prefix: str) -> tuple[Path, int]:
-    """A new directory of `parent` with `prefix` in its name, and the descriptor that holds it until it is closed. Others
-    of that prefix that nobody holds are removed first. Raises OSError."""
+    """A new directory of `parent` with `prefix` in its name, and the descriptor that holds it until it is closed.
+    Others of that prefix that nobody holds are removed first. Raises OSError."""
     outer = os.open(parent, os.O_RDONLY)
     try:
         # Between making and holding a directory nobody else may take it for a left-over.
