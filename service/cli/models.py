@@ -196,6 +196,8 @@ def _heads_described(found: Any) -> dict[str, Any]:
 
 
 def _heads_line(row: dict[str, Any]) -> str:
+    if row["quantization"].startswith("gguf-"):
+        return "documents are kept whole (llama.cpp has no index heads)"
     if not row["index_heads"]:
         return (
             row.get("index_heads_error") or f"no index heads until `preread models index-heads {row['name']}` has run"

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from service.cli.numbers import AMOUNT, AT_ONCE, BITS, COUNT, FEW, TOKENS
-from service.cli.output import EXIT_FAILURE, expected_errors, json_option, print_json, retention_option
+from service.cli.output import EXIT_FAILURE, expected_errors, json_option, print_json
 from service.paths import expanded
 
 _MODEL = (
@@ -25,9 +25,16 @@ _MODEL = (
 )
 
 
+def _given(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """0 stands for what was left out: given, it would be ignored."""
+    if not value and context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE:
+        raise click.BadParameter("it has to be above 0.")
+    return value
+
+
 def _dimensions(command: Any) -> Any:
     for name, kind, text in reversed(_MODEL):
-        command = click.option(name, type=kind, default=0, help=text)(command)
+        command = click.option(name, type=kind, default=0, callback=_given, help=text)(command)
     return command
 
 
@@ -36,8 +43,16 @@ def _dimensions(command: Any) -> Any:
 @_dimensions
 @click.option("--engine", type=click.Choice(["llamacpp"]), help="Plan for a GGUF as it lies, served by llama.cpp.")
 @click.option("--card", default="", help="v100-16, t4, rtx-3090, h200, cpu, ...; the one that is here if left out.")
-@click.option("--memory-gb", type=AMOUNT, default=0.0, help="Memory of the card in GiB, in place of the table's.")
-@click.option("--bandwidth", type=AMOUNT, default=0.0, help="Of the card's memory in GB/s, in place of the table's.")
+@click.option(
+    "--memory-gb", type=AMOUNT, default=0.0, callback=_given, help="Memory of the card in GiB, in place of the table's."
+)
+@click.option(
+    "--bandwidth",
+    type=AMOUNT,
+    default=0.0,
+    callback=_given,
+    help="Of the card's memory in GB/s, in place of the table's.",
+)
 @click.option("--context", type=TOKENS, default=32_768, show_default=True, help="Tokens of a document.")
 @click.option("--kv-type", type=click.Choice(["fp16", "k8v8", "k8v4", "k4v4"]), help="The setting's if left out.")
 @click.option("--window", type=COUNT, default=0, help="Tokens of a document's end that stay, in place of --retention.")
@@ -45,8 +60,12 @@ def _dimensions(command: Any) -> Any:
 @click.option("--users", type=AT_ONCE, default=1, show_default=True, help="Answers at once.")
 @click.option("--documents", type=AT_ONCE, default=1, show_default=True, help="That they ask about.")
 @click.option("--draft-model", default="", help="A model beside it that guesses: a directory or a name.")
-@click.option("--disk", type=AMOUNT, default=0.0, help="What the disk reads in GB/s.")
-@retention_option
+@click.option("--disk", type=AMOUNT, default=0.0, callback=_given, help="What the disk reads in GB/s.")
+@click.option(
+    "--retention",
+    default="",
+    help="What stays in memory: full (if left out), balanced, small, or JSON as at an upload.",
+)
 @json_option
 @expected_errors
 def plan(model: str | None, as_json: bool, **options: Any) -> None:
@@ -73,7 +92,9 @@ def plan(model: str | None, as_json: bool, **options: Any) -> None:
 
 
 def _check_together(model: str | None, options: dict[str, Any]) -> None:
-    """Raises UsageError for options of which one would be ignored."""
+    """Raises UsageError for options of which one would be ignored, and for a name that is empty."""
+    if model == "":
+        raise click.UsageError("MODEL is empty.")
     for name, _, _ in _MODEL:
         if model is not None and name != "--bits" and options[name[2:].replace("-", "_")]:
             raise click.UsageError(f"{name} describes a model that is not here: give it or MODEL, not both.")

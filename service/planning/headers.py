@@ -28,7 +28,7 @@ _ITEMSIZE = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1
 
 def read_model(path: Path) -> ModelFacts:
     """The facts of a model directory or a GGUF file. Raises ModelError in its kinds: what is missing or damaged."""
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and path.suffix.lower() == ".gguf":
         return read_gguf_facts(path)
     if path.is_dir() and not (path / "config.json").is_file() and (files := sorted(path.glob("*.gguf"))):
         return read_gguf_facts(_only(files, path))
@@ -36,6 +36,8 @@ def read_model(path: Path) -> ModelFacts:
         allowed, heads, notes = _imported(path)
         facts = read_gguf_facts(path / GGUF_NAME)
         return replace(facts, name=path.name, allowed_kv=allowed, index_heads=heads, notes=notes, kept=True)
+    if path.exists() and not path.is_dir():
+        raise SourceRefused(f"{path} is neither a GGUF file (.gguf) nor a directory")
     if not path.is_dir():
         raise ModelNotFound(f"there is no model {path}: give a directory, a GGUF file, or dimensions")
     return _directory(path)

@@ -138,6 +138,8 @@ def _check(given: Dimensions) -> None:
         raise Invalid(
             f"--heads is {given.heads}; it has to be a multiple of --kv-heads, {given.kv_heads}.", param="heads"
         )
+    if given.weights_gb and given.params_b and given.bits:
+        raise Invalid("--weights-gb and --params say how many bits a weight has: leave --bits out.", param="bits")
     if not (given.weights_gb or given.params_b):
         raise Invalid("Give the weights: --weights-gb, or --params (10^9) with --bits.", param="weights-gb")
 

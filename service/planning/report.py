@@ -62,7 +62,7 @@ def _lines(plan: Plan, ledger: Ledger) -> Iterator[str]:
 def _settings(plan: Plan) -> Iterator[str]:
     yield from ("", "Settings that fit, best first (retention: sinks + summary + window)")
     if not plan.settings:
-        yield "  none: take a smaller model, or a card with more memory"
+        yield "  none: take a smaller model, a shorter document, or a card with more memory"
         return
     header = ("bits", "KV", "retention", "rows", "GiB left", "reserve", "tok/s at most")
     yield from _table(header, [_setting(setting) for setting in plan.settings])

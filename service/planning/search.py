@@ -7,11 +7,12 @@ import msgspec
 
 from cache_store.layout import KVType
 from service.core.wishes import PRESETS, Kept
+from service.engine.torch_engine.ledger import ITEMSIZE
 from service.planning.cards import Card
 from service.planning.estimates import Reading, bandwidth_bound
 from service.planning.ledgers import plan_ledger, read_nbytes, step_nbytes
 from service.planning.llama import FILE_BITS
-from service.planning.model import ModelFacts, requantized
+from service.planning.model import FP16_BITS, ModelFacts, requantized
 from service.planning.request import Wanted
 
 BITS = (8.0, 6.5, 6.0, 5.0, 4.5, 4.25, 4.0, 3.75, 3.5, 3.25, 3.0, 2.75, 2.5)
@@ -44,12 +45,21 @@ def settings_that_fit(model: ModelFacts, card: Card, wanted: Wanted) -> list[Set
     found = []
     for kept in _retentions(wanted):
         asked = replace(wanted, kept=kept)
+        if not _can_be_kept_so(model, asked):
+            continue
         choices = list(_choices(model, card, asked))
         if not any(choice.bits >= LEAST_BITS for choice in choices):
             choices += _choices(model, card, replace(asked, reserve_nbytes=min(SMALL_RESERVE, asked.reserve_nbytes)))
         if choices:
             found.append(_best(choices))
     return found
+
+
+def _can_be_kept_so(model: ModelFacts, wanted: Wanted) -> bool:
+    """Whatever the memory: only a windowed document is longer than the model's context, and needs index heads."""
+    if wanted.is_windowed:
+        return model.index_heads
+    return not 0 < model.max_context < wanted.context
 
 
 def _retentions(wanted: Wanted) -> Iterator[Kept | None]:
@@ -90,10 +100,18 @@ def _most_bits(model: ModelFacts, card: Card, wanted: Wanted) -> Iterator[Settin
         more = (ledger.pool_tokens - wanted.room_tokens) // ledger.block_tokens * ledger.block_nbytes
         spare = more + max(0, -ledger.overdrawn_nbytes - ledger.nbytes("pool"))
         yield Setting(
-            round(candidate.bits, 2), wanted.kv_type, _retention(wanted), wanted.rows, spare,
+            round(_served_bits(candidate, card, wanted), 2), wanted.kv_type, _retention(wanted), wanted.rows, spare,
             bandwidth_bound(card.bandwidth_gbps, nbytes), wanted.reserve_nbytes,
         )  # fmt: skip
         return
+
+
+def _served_bits(model: ModelFacts, card: Card, wanted: Wanted) -> float:
+    """Plain weights are computed with as FP16 on a card and in the compute dtype on a processor, however they are
+    stored."""
+    if wanted.by_llama or model.kind not in ("plain", "gguf"):
+        return model.bits
+    return 8.0 * ITEMSIZE[wanted.compute] if card.is_cpu else FP16_BITS
 
 
 def _can_choose_bits(model: ModelFacts, card: Card, wanted: Wanted) -> bool:
@@ -105,7 +123,7 @@ def _can_choose_bits(model: ModelFacts, card: Card, wanted: Wanted) -> bool:
 def _by_bits(model: ModelFacts, wanted: Wanted) -> Iterator[ModelFacts]:
     yield model
     offered = FILE_BITS.values() if wanted.by_llama else BITS
-    yield from (requantized(model, bits) for bits in offered if bits < model.bits - 0.01)
+    yield from (requantized(model, bits) for bits in offered if bits < min(model.bits, FP16_BITS) - 0.01)
 
 
 def _retention(wanted: Wanted) -> str:

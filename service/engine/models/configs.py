@@ -77,6 +77,8 @@ def read_object(path: Path, most_nbytes: int = _MOST_NBYTES, *, flat: bool = Fal
 
     Raises SourceRefused, naming the file; FileNotFoundError.
     """
+    if path.exists() and not path.is_file():
+        raise SourceRefused(f"{path} is not a file")
     if (nbytes := path.stat().st_size) > most_nbytes:
         raise SourceRefused(f"{path} has {nbytes:,} bytes, and such a file at most {most_nbytes:,}: it is damaged")
     try:

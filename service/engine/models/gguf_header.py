@@ -135,9 +135,9 @@ class _Walk:
         return Header(self.path, fields, tensors)
 
     def _counts(self) -> tuple[int, int]:
-        magic, version, n_tensors, n_fields = self._take(_PREAMBLE, "its header")
-        if magic != MAGIC:
+        if self.data[: len(MAGIC)] != MAGIC[: self.nbytes]:
             raise self._wrong("it does not begin as one")
+        _, version, n_tensors, n_fields = self._take(_PREAMBLE, "its header")
         if version not in _VERSIONS:
             turned = " of the other byte order" if version and not version & 0xFFFF else ""
             raise self._wrong(f"it is of version {version}{turned}, and only versions 2 and 3 are read")

@@ -27,7 +27,7 @@ from service.engine.models.errors import ModelDamaged, SourceRefused, TokenizerR
 from service.engine.models.gates import gate_again, gate_if_possible
 from service.engine.models.heads import FindHeads, heads_if_possible
 from service.engine.models.kept_gguf import METHOD, keep_gguf, read_kept
-from service.engine.models.lora import merge_adapter
+from service.engine.models.lora import check_adapter, merge_adapter
 from service.engine.models.quantized import Quantization, find_quantization
 from service.engine.models.registry import check_name
 from service.engine.models.rope import rope_digest, stored_rope_digest
@@ -76,6 +76,7 @@ def import_model(
     check_name(name)
     if dtype is not None and dtype not in DTYPES:
         raise SourceRefused(f"{dtype!r} is not a dtype for weights: use one of {', '.join(DTYPES)}")
+    _check_wishes(adapter, dtype, engine)
     with staged(models_dir, name, replace=replace) as directory:
         model = read_kept(source.absolute(), adapter, progress) if engine == "llamacpp" else _read(source, progress)
         n_parameters = _write(model, directory, adapter, dtype, progress)
@@ -91,11 +92,17 @@ def import_model(
     return card
 
 
+def _check_wishes(adapter: Path | None, dtype: str | None, engine: str | None) -> None:
+    """What needs no look at the source, before it is read for minutes. Raises SourceRefused, AdapterRefused."""
+    if engine == "llamacpp" and dtype is not None:
+        raise SourceRefused("the weights of a GGUF are kept as they are: leave --dtype out")
+    if adapter is not None:
+        check_adapter(adapter)
+
+
 def _write(model: Source, directory: Path, adapter: Path | None, dtype: str | None, progress: Progress) -> int:
     """The number of parameters."""
     if model.quantization is not None and model.quantization.method == METHOD:
-        if dtype is not None:
-            raise SourceRefused("the weights of a GGUF are kept as they are: leave --dtype out")
         write_texts(model, directory)
         return keep_gguf(model, directory, adapter, progress)
     if model.quantization is not None:
@@ -135,7 +142,7 @@ def verify_model(model_dir: Path, progress: Progress = silent) -> ModelCard:
 
 
 def _read(source: Path, progress: Progress) -> Source:
-    if gguf.is_gguf(source):
+    if gguf.is_gguf(source) or (source.is_file() and source.suffix.lower() == ".gguf"):
         return gguf.read_gguf(source.absolute(), progress)
     if source.is_dir():
         quantization = find_quantization(source)

@@ -72,6 +72,12 @@ def read_adapter(adapter_dir: Path, shapes: Mapping[str, Sequence[int]]) -> dict
     return {name: LowRank(a, b, scale) for name, (a, b) in pairs.items()}
 
 
+def check_adapter(adapter_dir: Path) -> None:
+    """Raises AdapterRefused for what no model could be merged with, before any is read."""
+    _settings(adapter_dir)
+    _path(adapter_dir)
+
+
 def _settings(adapter_dir: Path) -> tuple[float, int]:
     try:
         settings: dict[str, Any] = json.loads((adapter_dir / "adapter_config.json").read_bytes())
@@ -90,11 +96,16 @@ def _settings(adapter_dir: Path) -> tuple[float, int]:
     return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank), rank
 
 
-def _pairs(adapter_dir: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Weight name -> (A, B). Adapter keys are ``base_model.model.<module>.lora_A[.default].weight``."""
+def _path(adapter_dir: Path) -> Path:
     path = adapter_dir / "adapter_model.safetensors"
     if not path.is_file():
         raise AdapterRefused(f"{adapter_dir} has no adapter_model.safetensors (pickled adapters are not read)")
+    return path
+
+
+def _pairs(adapter_dir: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Weight name -> (A, B). Adapter keys are ``base_model.model.<module>.lora_A[.default].weight``."""
+    path = _path(adapter_dir)
     try:
         stored = load_file(path)
     except Exception as error:  # safetensors raises its own type, derived from Exception

@@ -40,7 +40,9 @@ def staged(models_dir: Path, name: str, *, replace: bool) -> Iterator[Path]:
 
 def _refuse_taken(target: Path, replace: bool) -> None:
     if target.exists() and not replace:
-        raise NameTaken(f"there is a model {target.name} in {target.parent} already; remove it or allow replacing it")
+        raise NameTaken(
+            f"there is a model {target.name} in {target.parent} already: give it another name, or --replace it"
+        )
 
 
 def _sync(directory: Path) -> None:

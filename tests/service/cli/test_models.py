@@ -8,7 +8,11 @@ from service.cli.models import lines
 @pytest.mark.parametrize(
     ("quantization", "said", "where"),
     [
-        ("gguf-MOSTLY_Q8_0", "gguf-MOSTLY_Q8_0 (llamacpp engine)", "has run; "),
+        (
+            "gguf-MOSTLY_Q8_0",
+            "gguf-MOSTLY_Q8_0 (llamacpp engine)",
+            "context 64; KV: fp16 only until `preread models measure m` has run; documents are kept whole",
+        ),
         ("exl2-4.0bpw", "exl2-4.0bpw (exl2 engine)", "has run on a machine with an NVIDIA card"),
         ("none", "m.gguf, context", "has run; "),
     ],

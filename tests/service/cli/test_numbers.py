@@ -15,7 +15,8 @@ MODEL = ("--layers", "32", "--kv-heads", "8", "--head-dim", "128", "--params", "
         ("--bits", "-4"), ("--bits", "nan"), ("--params", "inf"), ("--params", "-5"), ("--bandwidth", "nan"),
         ("--disk", "-1"), ("--window", "-5"), ("--heads", "-8"), ("--layers", "100000000"), ("--memory-gb", "inf"),
         ("--bandwidth", "1e-300"), ("--bits", "1e-300"), ("--users", "9" * 20), ("--documents", "0"),
-        ("--context", "9" * 20),        ("--vocab", "2000000000"), ("--hidden", "2000000000"),
+        ("--bandwidth", "0"), ("--layers", "0"), ("--context", "9" * 20),
+        ("--vocab", "2000000000"), ("--hidden", "2000000000"),
     ],
     ids=" ".join,
 )  # fmt: skip

@@ -116,6 +116,7 @@ def test_a_home_directory_that_is_not_known_is_named(tmp_path: Path) -> None:
         (("plan", "m", "--weights-gb", "3"), "--weights-gb describes a model that is not here"),
         (("plan", "m", "--kv-heads", "3"), "--kv-heads describes"),
         ((*PLAN, "--window", "4096", "--retention", "full"), "--window is in place of --retention"),
+        (("plan", "", "--card", "t4"), "MODEL is empty"),
         ((*PLAN, "--summary", "64"), "--window, which is missing"),
         (("models", "convert", "m", "--bits", "4", "--card", "t4"), "--card decides how many bits"),
     ],
@@ -132,6 +133,7 @@ def test_an_option_that_would_be_ignored_is_refused(arguments: tuple[str, ...], 
     [
         (("--heads", "3"), "a multiple of --kv-heads"),
         (("--weights-gb", "1000"), "80,000 bits a weight"),
+        (("--weights-gb", "1", "--bits", "4"), "leave --bits out"),
     ],
 )
 def test_dimensions_of_no_model_are_refused(more: tuple[str, ...], said: str) -> None:

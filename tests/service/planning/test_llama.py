@@ -14,6 +14,7 @@ from service.core.wishes import Kept
 from service.engine.llama_engine import loading
 from service.engine.llama_engine.ledger import check_fits, llama_ledger
 from service.engine.llama_engine.loading import Options
+from service.engine.models.errors import SourceRefused
 from service.planning.cards import CARDS, processor
 from service.planning.headers import read_model
 from service.planning.ledgers import plan_ledger
@@ -62,6 +63,22 @@ def test_a_file_that_is_too_large_is_told_which_bits_would_fit() -> None:
     assert best.free_nbytes > 0
     assert any("Q4_K_M 4.9" in note for note in plan.notes)
     assert any("FA_ALL_QUANTS" in note for note in plan.notes)
+
+
+def test_nothing_fits_a_document_that_is_longer_than_the_models_context() -> None:
+    short = replace(BIG, max_context=8192)
+    assert made(short).settings == []
+    windowed = made(short, replace(SERVED, by_llama=False), CARDS["h200"]).settings
+    assert windowed
+    assert "full" not in {setting.retention for setting in windowed}
+    assert made(replace(short, index_heads=False), replace(SERVED, by_llama=False), CARDS["h200"]).settings == []
+
+
+def test_bits_are_those_of_the_weights_as_they_are_served(file: Path) -> None:
+    model, wanted = read_model(file), replace(SERVED, context=64, by_llama=False)
+    assert made(model, wanted, CARDS["t4"]).settings[0].bits == 16
+    assert made(model, wanted, MACHINE).settings[0].bits == 32
+    assert made(replace(model, kind="plain", bits=32.0), wanted, CARDS["t4"]).settings[0].bits == 16
 
 
 def test_as_many_tokens_are_said_to_fit_as_do() -> None:
@@ -151,3 +168,14 @@ def test_the_command_plans_a_file_as_it_lies_when_asked(file: Path) -> None:
     assert asked["model"]["weights"].endswith("as it is")
     assert any("--engine llamacpp" in note for note in usual["notes"])
     assert not any("an import turns" in note for note in asked["notes"])
+
+
+def test_what_is_there_and_no_gguf_is_told_from_what_is_not_there(file: Path, tmp_path: Path) -> None:
+    upper = file.rename(tmp_path / "TINY.GGUF")
+    assert read_model(upper).kind == "gguf"
+    (tmp_path / "notes.md").write_text("text")
+    with pytest.raises(SourceRefused, match="neither a GGUF file"):
+        read_model(tmp_path / "notes.md")
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(SourceRefused, match=r"config.json is not a file"):
+        read_model(tmp_path)

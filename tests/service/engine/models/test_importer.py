@@ -267,7 +267,7 @@ def test_a_gguf_is_known_by_its_content(tmp_path: Path) -> None:
     with pytest.raises(SourceRefused, match="cannot be read as a GGUF: it is of version"):
         imported(tmp_path / "model.bin", tmp_path / "models")
     (tmp_path / "model.gguf").write_bytes(b"PK\3\4")
-    with pytest.raises(SourceRefused, match="neither a GGUF file nor a directory"):
+    with pytest.raises(SourceRefused, match="it does not begin as one"):
         imported(tmp_path / "model.gguf", tmp_path / "models")
 
 
@@ -329,3 +329,20 @@ def test_a_model_of_a_short_context_has_no_index_heads(source: Path, tmp_path: P
     assert load_index_heads(tmp_path / "tiny") == []
     with pytest.raises(EngineRefused, match="context of 512"):
         heads_again(tmp_path / "tiny")
+
+
+def test_what_needs_no_look_at_the_source_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cut.gguf").write_bytes(b"GG")
+    for source, more, said in (
+        ("m.gguf", {"engine": "llamacpp", "dtype": "float16"}, "leave --dtype out"),
+        ("m.gguf", {"adapter": tmp_path / "empty"}, "adapter_config.json"),
+        ("cut.gguf", {}, "it is cut off"),
+    ):
+        with pytest.raises(ModelImportError, match=said):
+            import_model(
+                tmp_path / source, name="m", models_dir=tmp_path / "models",
+                progress=lambda stage, done, total: told.append(f"{stage} {done}"), **more,
+            )  # fmt: skip
+        assert set(told) <= {"reading 0"}
