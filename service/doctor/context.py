@@ -77,7 +77,9 @@ class Context:
         if self.settings.engine == "fake":
             return "the fake engine has no model"
         if self.settings.engine == "llamacpp":
-            return "the llamacpp engine plans its memory by rules of its own: the plan is in the log of its start"
+            return (
+                "the llamacpp engine takes all of its memory at the start: `preread plan --engine llamacpp` counts it"
+            )
         try:
             model = read_model(self.model_dir)
             draft = read_model(self.draft_dir) if self.draft_dir is not None else None
