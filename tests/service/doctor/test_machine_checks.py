@@ -144,7 +144,7 @@ def test_swap_is_found_in_the_kernels_files(free: int, engine: int, status: str,
 def test_a_model_of_llama_cpp_is_not_planned_for_as_if_another_engine_had_it(tmp_path: Path) -> None:
     model = write_model(tmp_path / "big")
     found = look("cache-size", tmp_path, Machine(), model, engine="llamacpp", max_context=16_000_000)
-    assert (found.status, "log of its start" in found.evidence) == ("skip", True)
+    assert (found.status, "plan --engine llamacpp" in found.evidence) == ("skip", True)
 
 
 def test_more_threads_than_a_container_has_cores(tmp_path: Path) -> None:
