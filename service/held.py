@@ -17,8 +17,12 @@ def held_directory(parent: Path, prefix: str) -> tuple[Path, int]:
         fcntl.flock(outer, fcntl.LOCK_EX)
         _sweep(parent, prefix)
         directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        lock = os.open(directory, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            lock = os.open(directory, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            directory.rmdir()
+            raise
         return directory, lock
     finally:
         os.close(outer)

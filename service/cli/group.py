@@ -44,7 +44,8 @@ class LazyGroup(click.Group):
                 code = self._run(words, *rest, **extra)
         except OutputLost as error:
             if error.exit_code == 1:
-                click.echo(f"preread: {error}", err=True)
+                with suppress(OSError):
+                    click.echo(f"preread: {error}", err=True)
             code = error.exit_code
         sys.exit(code)
 
@@ -52,13 +53,14 @@ class LazyGroup(click.Group):
         try:
             done = super().main(words, *rest, standalone_mode=False, **extra)
         except click.ClickException as error:
-            if "--json" in (words[: words.index("--")] if "--" in words else words):
-                _print_usage(error)
             with suppress(OSError):  # standard error may be full: the code still says it
                 error.show()
+            if "--json" in (words[: words.index("--")] if "--" in words else words):
+                _print_usage(error)
             return error.exit_code
         except click.Abort:
-            click.echo("Interrupted.", err=True)
+            with suppress(OSError):
+                click.echo("Interrupted.", err=True)
             return 130
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)

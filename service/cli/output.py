@@ -51,10 +51,10 @@ def _as_text(value: Any) -> Any:
 
 def fail(message: str, *, code: str = "error", as_json: bool = False) -> NoReturn:
     """Say why and end with exit code 1."""
-    if as_json:
-        print_json({"error": {"code": code, "message": message}})
     err.print("[bold red]preread:[/] ", end="")
     err.print(message, markup=False)
+    if as_json:
+        print_json({"error": {"code": code, "message": message}})
     raise SystemExit(EXIT_FAILURE)
 
 
@@ -67,7 +67,10 @@ def expected_errors(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except KeyboardInterrupt:
-            err.print("Interrupted: what was finished is kept, and is gone on with the next time.")
+            message = "Interrupted: what was finished is kept, and is gone on with the next time."
+            err.print(message)
+            if as_json:
+                print_json({"error": {"code": "interrupted", "message": message}})
             raise SystemExit(EXIT_INTERRUPTED) from None
         except Exception as error:
             if (told := _told(error)) is None:

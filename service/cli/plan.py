@@ -111,15 +111,20 @@ def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
     from service.cli.config import read_settings
     from service.core.wishes import parse_wish
     from service.planning.detect import find_card
+    from service.planning.llama import as_file
     from service.planning.model import requantized
-    from service.planning.placing import served_by_llama
+    from service.planning.placing import llama_takes_cards, served_by_llama
     from service.planning.request import Wanted, kept_of
 
     settings = read_settings()
     facts = _facts(model, options, settings.models_dir)
+    more = options["bandwidth"], round(options["memory_gb"] * 2**30)
+    card = find_card(options["card"], *more)
+    by_llama = options["engine"] == "llamacpp" or served_by_llama(settings, facts, card)
+    if by_llama and not options["card"] and not llama_takes_cards(settings):
+        card = find_card("cpu", *more)
     if options["bits"] and facts.kind != "dimensions":
-        facts = requantized(facts, options["bits"])
-    card = find_card(options["card"], options["bandwidth"], round(options["memory_gb"] * 2**30))
+        facts = requantized(as_file(facts) if by_llama else facts, options["bits"])
     wanted = Wanted(
         context=options["context"],
         kv_type=KVType(options["kv_type"] or settings.kv_type),
@@ -127,7 +132,7 @@ def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
         users=options["users"],
         documents=options["documents"],
         reserve_nbytes=settings.gpu_reserve_bytes,
-        by_llama=options["engine"] == "llamacpp" or served_by_llama(settings, facts, card),
+        by_llama=by_llama,
         guesses=settings.speculation != "off" or bool(options["draft_model"]),  # it is asked what that takes
         resident_nbytes=0,
         compute=_compute(settings.compute_dtype),

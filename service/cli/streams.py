@@ -43,7 +43,7 @@ def open_closed() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, flags)
+            os.set_inheritable(os.open(os.devnull, flags), True)
     if sys.stdout is None:
         sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8")
     if sys.stderr is None:
@@ -55,7 +55,10 @@ def guarded_output() -> Iterator[None]:
     """Standard output as a `Printed`. Raises OutputLost also for what could only be written in the end."""
     open_closed()
     plain = sys.stdout
-    out = Printed(plain.buffer, plain.encoding, "replace", line_buffering=bool(plain.line_buffering))
+    through = getattr(plain, "write_through", False)
+    out = Printed(
+        plain.buffer, plain.encoding, "replace", line_buffering=bool(plain.line_buffering), write_through=through
+    )
     sys.stdout = out
     try:
         yield

@@ -77,9 +77,7 @@ class Context:
         if self.settings.engine == "fake":
             return "the fake engine has no model"
         if self.settings.engine == "llamacpp":
-            return (
-                "the llamacpp engine takes all of its memory at the start: `preread plan --engine llamacpp` counts it"
-            )
+            return "the llamacpp engine takes its memory at the start: `preread plan --engine llamacpp` says how much"
         try:
             model = read_model(self.model_dir)
             draft = read_model(self.draft_dir) if self.draft_dir is not None else None

@@ -19,9 +19,11 @@ from service.planning.request import Wanted, layout_of
 
 FILE_BITS = {"Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "Q3_K_M": 4.0}
 """Bits of a weight, scales included, of the types that GGUF files mostly come in."""
-DEFAULT_RESIDENT_NBYTES = 2 << 30
+MARGIN_NBYTES = 512 << 20
+"""Left free on a card, where none of this was measured."""
 _F16, _F32 = 2, 4
 _VOLTA = (7, 0), (7, 5)
+_FIRST_DP4A = (6, 1)
 _ALL_KERNELS = "keys and values of different types (k8v4) need a build with -DGGML_CUDA_FA_ALL_QUANTS=on"
 
 
@@ -65,9 +67,9 @@ def file_refusals(model: ModelFacts, card: Card, wanted: Wanted) -> Iterator[str
 
 def file_notes(model: ModelFacts, card: Card, wanted: Wanted, ledger: Ledger) -> Iterator[str]:
     """What to set, and what is not known."""
-    documents = ledger.nbytes("pool")
-    if documents > DEFAULT_RESIDENT_NBYTES:
-        yield f"memory for documents is taken at the start: serve it with PREREAD_RESIDENT_BYTES={documents}"
+    if ledger.pool_tokens >= wanted.room_tokens:
+        room = f"PREREAD_RESIDENT_BYTES={ledger.nbytes('pool')}"
+        yield f"memory for documents is taken at the start, whatever is asked: serve it with {room}, or with less"
     if model.kind != "gguf":
         types = ", ".join(f"{name} {bits:g}" for name, bits in FILE_BITS.items())
         yield f"bits of a weight in GGUF files, about: {types}"
@@ -91,6 +93,12 @@ def file_ledger(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
         else:
             most = middle
     return _ledger(model, card, wanted, fitting * step)
+
+
+def missing_nbytes(model: ModelFacts, card: Card, wanted: Wanted) -> int:
+    """Of memory for all documents that are asked for."""
+    step = layout_of(model.shape, wanted.kv_type).block_tokens
+    return max(0, -_left(_ledger(model, card, wanted, wanted.room_tokens // step * step)))
 
 
 def _left(ledger: Ledger) -> int:
@@ -119,7 +127,7 @@ def _on_card(model: ModelFacts, card: Card, wanted: Wanted, layout: KVLayout, si
         Line("one step of rows", _step_nbytes(model.shape, sum(sizes)), "work"),
         Line("a layer's keys and values in FP16", _expanded_nbytes(model.shape, wanted.kv_type, sum(sizes)), "work"),
         Line("a matrix in FP16, for its products", _matrix_nbytes(model.shape, card), "work"),
-        Line("reserve", wanted.reserve_nbytes, "never"),
+        Line("margin", MARGIN_NBYTES, "never"),
         Line("documents", n_documents * layout.bytes_per_token, "pool"),
     )
     block = layout.bytes_per_token * layout.block_tokens
@@ -139,7 +147,9 @@ def _expanded_nbytes(shape: Shape, kv_type: KVType, n_cells: int) -> int:
 
 
 def _matrix_nbytes(shape: Shape, card: Card) -> int:
-    """Of Volta's products with many rows: other generations multiply quantized weights as they are."""
+    """Of products with many rows on Volta and on what is older than sm_61: others multiply quantized weights as they
+    are."""
     largest = shape.hidden * max(shape.intermediate, shape.vocab)
-    is_volta = card.capability is not None and _VOLTA[0] <= card.capability < _VOLTA[1]
-    return _F16 * largest if is_volta else 0
+    capability = card.capability or _VOLTA[1]
+    expands = capability < _FIRST_DP4A or _VOLTA[0] <= capability < _VOLTA[1]
+    return _F16 * largest if expands else 0

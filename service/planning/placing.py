@@ -1,5 +1,6 @@
 """Which engine, and where it computes."""
 
+from service.engine.llama_engine.library import gpu_backends
 from service.planning.cards import FIRST_EXL2, Card
 from service.planning.model import ModelFacts
 from service.settings import Settings
@@ -17,3 +18,9 @@ def served_by_llama(settings: Settings, model: ModelFacts, card: Card) -> bool:
     imported for it alone, or the card is too old for the exl2 engine."""
     too_old = card.capability is not None and card.capability < FIRST_EXL2
     return settings.engine == "llamacpp" or model.kept or too_old
+
+
+def llama_takes_cards(settings: Settings) -> bool:
+    """Whether llama.cpp would compute on a card that is here, as far as one knows: it may not be installed yet."""
+    backends = gpu_backends()
+    return settings.offload != "none" and (backends is None or bool(backends))

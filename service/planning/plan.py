@@ -23,7 +23,7 @@ from service.planning.estimates import (
     restore,
 )
 from service.planning.ledgers import plan_ledger, read_nbytes, step_nbytes
-from service.planning.llama import as_file, file_notes, file_refusals
+from service.planning.llama import as_file, file_notes, file_refusals, missing_nbytes
 from service.planning.model import ModelFacts
 from service.planning.request import Wanted, codes_nbytes, layout_of
 from service.planning.search import Setting, settings_that_fit
@@ -72,7 +72,8 @@ def make_plan(model: ModelFacts, card: Card, wanted: Wanted) -> tuple[Plan, Ledg
     share = CPU_SHARE if card.is_cpu else PREFILL_SHARE
     reads = prefill(model.shape, model.layer_parameters, card.fp16_tflops, share, wanted.context)
     settings = settings_that_fit(model, card, wanted)
-    problems = [*_refusals(model, card, wanted), *_shortage(ledger, wanted)]
+    missing = missing_nbytes(model, card, wanted) if wanted.by_llama else _missing_nbytes(ledger, wanted)
+    problems = [*_refusals(model, card, wanted), *_shortage(ledger, wanted, missing)]
     plan = Plan(
         model=_model(model),
         card=_card(card, wanted),
@@ -147,16 +148,17 @@ def _draft_refusals(card: Card, draft: ModelFacts) -> list[str]:
     return found
 
 
-def _shortage(ledger: Ledger, wanted: Wanted) -> list[str]:
+def _missing_nbytes(ledger: Ledger, wanted: Wanted) -> int:
+    return -(-(wanted.room_tokens - ledger.pool_tokens) // ledger.block_tokens) * ledger.block_nbytes
+
+
+def _shortage(ledger: Ledger, wanted: Wanted, missing_nbytes: int) -> list[str]:
     if (missing := ledger.overdrawn_nbytes) > 0:
         return [f"the model does not fit the {ledger.place}: {missing / GIB:.2f} GiB are missing before any document"]
     if ledger.pool_tokens >= wanted.room_tokens:
         return []
-    short = -(-(wanted.room_tokens - ledger.pool_tokens) // ledger.block_tokens) * ledger.block_nbytes
-    return [
-        f"{wanted.room_tokens:,} tokens of documents do not fit, only {ledger.pool_tokens:,}: {short / GIB:.2f} GiB "
-        "are missing"
-    ]
+    fit = f"{wanted.room_tokens:,} tokens of documents do not fit, only {ledger.pool_tokens:,}"
+    return [f"{fit}: {missing_nbytes / GIB:.2f} GiB are missing"]
 
 
 def _notes(model: ModelFacts, card: Card) -> list[str]:

@@ -101,7 +101,7 @@ def _most_bits(model: ModelFacts, card: Card, wanted: Wanted) -> Iterator[Settin
         spare = more + max(0, -ledger.overdrawn_nbytes - ledger.nbytes("pool"))
         yield Setting(
             round(_served_bits(candidate, card, wanted), 2), wanted.kv_type, _retention(wanted), wanted.rows, spare,
-            bandwidth_bound(card.bandwidth_gbps, nbytes), wanted.reserve_nbytes,
+            bandwidth_bound(card.bandwidth_gbps, nbytes), 0 if wanted.by_llama else wanted.reserve_nbytes,
         )  # fmt: skip
         return
 

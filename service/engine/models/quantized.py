@@ -230,6 +230,8 @@ def weight_files(directory: Path) -> list[Path]:
     named: Any = read_object(path, _INDEX_NBYTES).get("weight_map")
     check_value(path, "weight_map", named, _FILE_NAMES)
     files = sorted({directory / name for name in named.values()})
+    if not any(file.is_file() for file in files) and (others := sorted(directory.glob("output*.safetensors"))):
+        return others  # exllamav2's converter copies the index of what it converted, and names its own files so
     if outside := [file for file in files if file.parent != directory or not file.is_file()]:
         raise SourceRefused(f"{path} names {outside[0].name[:100]}, which is not there")
     return files

@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from cache_store.keys import EntryName
 from cache_store.tiers.errors import TierDown
 from cache_store.tiers.memory import MemoryTier
 from cache_store.tiers.tier import BlobTier
+from service.bench import directory
 from service.bench.files import SnapshotFiles
 from service.bench.measure import TIME_OVER, Bench, Progress, Work
 from service.bench.pace import Cost, Deadline, Pace
@@ -280,14 +282,12 @@ def test_who_ends_it_while_the_engine_closes_keeps_what_was_measured(
         await asyncio.sleep(0.1)
         await real(self)
 
-    remove: Callable[..., Any] = tempfile.TemporaryDirectory.cleanup
-
-    def stays(self: Any) -> None:
-        remove(self)
+    def stays(path: Path) -> None:
+        shutil.rmtree(path)
         raise OSError(39, "Directory not empty")
 
     monkeypatch.setattr(LocalEngine, "close", ends)
-    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", stays)
+    monkeypatch.setattr(directory, "shutil", SimpleNamespace(rmtree=stays))
     out = tmp_path / "run.json"
     small = ("--contexts", "300", "--users", "1", "--repeats", "1", "--answer-tokens", "8")
     result = CliRunner().invoke(main, ["bench", *small, "--out", str(out)])

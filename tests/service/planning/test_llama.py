@@ -1,6 +1,7 @@
 """Plans of GGUF files as llama.cpp serves them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from service.engine.llama_engine import loading
 from service.engine.llama_engine.ledger import check_fits, llama_ledger
 from service.engine.llama_engine.loading import Options
 from service.engine.models.errors import SourceRefused
-from service.planning.cards import CARDS, processor
+from service.planning import placing
+from service.planning.cards import CARDS, processor, with_memory
 from service.planning.headers import read_model
 from service.planning.ledgers import plan_ledger
 from service.planning.model import Dimensions, ModelFacts, from_dimensions
@@ -63,6 +65,36 @@ def test_a_file_that_is_too_large_is_told_which_bits_would_fit() -> None:
     assert best.free_nbytes > 0
     assert any("Q4_K_M 4.9" in note for note in plan.notes)
     assert any("FA_ALL_QUANTS" in note for note in plan.notes)
+
+
+def test_what_is_said_to_be_missing_is_what_is_missing() -> None:
+    wanted = replace(SERVED, context=200_000)
+    plan = made(BIG, wanted)
+    (missing,) = re.findall(r"([\d.]+) GiB are missing", plan.problems[0])
+    assert not any("PREREAD_RESIDENT_BYTES" in note for note in plan.notes)
+    for more, fits in ((-0.1, False), (0.1, True)):
+        nbytes = P40.memory_nbytes + int((float(missing) + more) * 2**30)
+        assert made(BIG, wanted, with_memory(P40, nbytes, nbytes)).fits == fits
+
+
+def test_bits_that_are_asked_for_keep_what_a_file_is(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only plain weights would lack is no reason against a GGUF, in other bits either."""
+    facts = replace(read_model(file), kept=True, problems=("its RoPE has factors",))
+    monkeypatch.setattr("service.planning.headers.read_model", lambda path: facts)
+    said = CliRunner().invoke(main, ["plan", str(file), "--bits", "4.9", "--card", "t4", "--context", "64", "--json"])
+    plan = json.loads(said.output)
+    assert (plan["fits"], plan["card"]["engine"], plan["model"]["bits_per_weight"]) == (True, "llamacpp", 4.9)
+
+
+def test_a_build_without_a_card_is_planned_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backends, offload, takes in (
+        (None, "auto", True),
+        ([], "auto", False),
+        (["cuda"], "auto", True),
+        (None, "none", False),
+    ):
+        monkeypatch.setattr(placing, "gpu_backends", lambda found=backends: found)
+        assert placing.llama_takes_cards(Settings(offload=offload)) == takes
 
 
 def test_nothing_fits_a_document_that_is_longer_than_the_models_context() -> None:

@@ -24,8 +24,9 @@ from service.engine.models.errors import (
     SourceRefused,
 )
 from service.engine.models.importer import import_model, measure_model, verify_model
-from service.engine.models.quantized import Quantization, find_quantization
+from service.engine.models.quantized import Quantization, find_quantization, weight_files
 from service.engine.torch_engine.loading import load_model
+from service.planning.headers import read_model
 from tests.service.engine.models.packed import exl2_parts
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
@@ -135,6 +136,21 @@ def test_only_the_files_of_the_index_belong_to_a_model(make_quantized: Callable[
     assert "consolidated.safetensors" not in imported(source, tmp_path / "models").files
 
 
+def test_the_index_that_a_converter_copied_from_its_source_is_passed_over(
+    make_quantized: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = make_quantized()
+    (source / "model.safetensors").rename(source / "output.safetensors")
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [path.name for path in weight_files(source)] == ["output.safetensors"]
+    assert read_model(source).kind == "exl2"
+    import_model(source, name="tiny", models_dir=tmp_path / "models")
+    (source / "output.safetensors").rename(source / "model.safetensors")
+    with pytest.raises(SourceRefused, match=r"model-00001-of-00002\.safetensors, which is not there"):
+        weight_files(source)
+
+
 def test_the_settings_of_an_older_gptq_model_move_into_its_config(
     make_quantized: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -220,11 +236,14 @@ def test_groups_that_exllamav2_takes_for_others_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [({"dtype": "bfloat16"}, "dtype cannot be chosen"), ({"adapter": Path("a")}, "merged")]
+    ("arguments", "message"), [({"dtype": "bfloat16"}, "dtype cannot be chosen"), ({"adapter": None}, "merged")]
 )
 def test_quantized_weights_cannot_be_changed(
-    make_quantized: Callable[..., Path], tmp_path: Path, arguments: dict[str, Any], message: str
-) -> None:
+    make_quantized: Callable[..., Path], make_adapter: Callable[..., Path], tmp_path: Path, arguments: dict[str, Any],
+    message: str,
+) -> None:  # fmt: skip
+    if "adapter" in arguments:
+        arguments = {"adapter": make_adapter()}
     with pytest.raises(SourceRefused, match=message):
         imported(make_quantized(), tmp_path / "models", **arguments)
 
