@@ -89,10 +89,15 @@ def _captures(card: Card) -> bool:
 def _on_processor(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
     layout, memory = layout_of(model.shape, wanted.kv_type), CardMemory(card.free_nbytes, card.memory_nbytes)
     documents = wanted.room_tokens * document_layout_nbytes(layout, ITEMSIZE[wanted.compute])
-    sizes = HostSizes(wanted.users, wanted.tail_tokens, max(documents, wanted.resident_nbytes))
+    sizes = HostSizes(
+        wanted.users, wanted.tail_tokens, max(documents, wanted.resident_nbytes), restored_tokens=wanted.rows
+    )
     beside = ALONE
     if (draft := wanted.draft) is not None:
-        own_layout, own_sizes = layout_of(draft.shape, _kv_type(draft, wanted)), replace(sizes, documents_nbytes=0)
+        own_layout, own_sizes = (
+            layout_of(draft.shape, _kv_type(draft, wanted)),
+            replace(sizes, documents_nbytes=0, restored_tokens=0),
+        )
         own = host_ledger(_weights(draft, wanted), draft.shape, own_layout, own_sizes, memory)
         beside = own.beside((ON_PROCESSOR,))
     return host_ledger(_weights(model, wanted), model.shape, layout, sizes, memory, beside)

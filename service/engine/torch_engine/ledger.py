@@ -65,13 +65,15 @@ class HostWeights:
 
 @dataclass(frozen=True, slots=True)
 class HostSizes:
-    """`tail_rows`: that `n_slots` sequences come to use of their tails. `documents_nbytes`: most for documents."""
+    """`tail_rows`: that `n_slots` sequences come to use of their tails. `documents_nbytes`: most for documents.
+    `restored_tokens`: of a document that comes from disk, which is there twice for a moment; 0 leaves that out."""
 
     n_slots: int
     tail_rows: int
     documents_nbytes: int
     index_nbytes: int = 0
     chunk_tokens: int = CHUNK_TOKENS
+    restored_tokens: int = 0
 
 
 def joined_parameters(spans: Iterable[TensorSpan]) -> int:
@@ -105,6 +107,9 @@ def host_ledger(
         Line("one chunk of prefill", _chunk_work(shape, sizes.chunk_tokens), "work"),
         Line("indexes of windowed documents", sizes.index_nbytes, "work"),
     ]
+    if sizes.restored_tokens:
+        restored = sizes.restored_tokens * document_layout_nbytes(layout, weights.itemsize)
+        lines.append(Line("a document from disk", restored, "work"))
     left = memory.total - sum(line.nbytes for line in lines)
     blocks = max(0, min(left // (block + beside.block_nbytes), sizes.documents_nbytes // block))
     later = blocks * (block + beside.block_nbytes) + sum(
