@@ -196,7 +196,7 @@ def _heads_described(found: Any) -> dict[str, Any]:
 
 
 def _heads_line(row: dict[str, Any]) -> str:
-    if row["quantization"].startswith("gguf-"):
+    if _engine(row) == "llamacpp":
         return "documents are kept whole (llama.cpp has no index heads)"
     if not row["index_heads"]:
         return (

@@ -121,7 +121,7 @@ def _asked(model: str | None, options: dict[str, Any]) -> tuple[Any, Any, Any]:
     more = options["bandwidth"], round(options["memory_gb"] * 2**30)
     card = find_card(options["card"], *more)
     by_llama = options["engine"] == "llamacpp" or served_by_llama(settings, facts, card)
-    if by_llama and not options["card"] and not llama_takes_cards(settings):
+    if by_llama and not (card.is_cpu or options["card"]) and not llama_takes_cards(settings):
         card = find_card("cpu", *more)
     if options["bits"] and facts.kind != "dimensions":
         facts = requantized(as_file(facts) if by_llama else facts, options["bits"])

@@ -84,8 +84,8 @@ def file_ledger(model: ModelFacts, card: Card, wanted: Wanted) -> Ledger:
     """The plan with room for the documents that are asked for, or for as many tokens as there is memory for."""
     step = layout_of(model.shape, wanted.kv_type).block_tokens
     fitting, most = 0, wanted.room_tokens // step
-    if _left(_ledger(model, card, wanted, most * step)) >= 0:
-        return _ledger(model, card, wanted, most * step)
+    if _left(whole := _ledger(model, card, wanted, most * step)) >= 0:
+        return whole
     while most - fitting > 1:
         middle = (fitting + most) // 2
         if _left(_ledger(model, card, wanted, middle * step)) >= 0:
